@@ -1,0 +1,1 @@
+"""onebasin: bring independently trained neural networks into one basin of the loss landscape."""
