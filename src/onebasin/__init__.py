@@ -1,1 +1,6 @@
 """onebasin: bring independently trained neural networks into one basin of the loss landscape."""
+
+from onebasin.permutation import Group, Permutation, Symmetry
+from onebasin.tracing import symmetry
+
+__all__ = ["Group", "Permutation", "Symmetry", "symmetry"]

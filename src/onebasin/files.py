@@ -1,0 +1,68 @@
+"""Reading and writing files: safetensors, written to a temporary file first and then renamed."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+
+def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], None]) -> None:
+    """Call `write` on a temporary file beside `path`, then rename it: a killed run leaves no half file."""
+    target = Path(path)
+    if target.is_dir():
+        raise ValueError(f"{target} is a folder; give the name of a file")
+    if not target.parent.is_dir():
+        raise ValueError(f"the folder {target.parent} does not exist")
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)  # mkstemp makes files that only their owner can read
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    """Write tensors and a JSON header into one safetensors file."""
+    safetensors = _safetensors()
+    metadata = {key: json.dumps(value) for key, value in header.items()}
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_atomically(path, lambda file: safetensors.torch.save_file(plain, file, metadata=metadata))
+
+
+def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `save_tensors` wrote.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is not a safetensors file, or is cut short, or its header is not ours.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    safetensors = _safetensors()
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except Exception as error:  # the library raises its own type, and plain ones for some kinds of damage
+        raise ValueError(f"{path} is not a safetensors file, or it is damaged: {error}") from error
+    try:
+        return tensors, {key: json.loads(value) for key, value in metadata.items()}
+    except json.JSONDecodeError as error:
+        raise ValueError(f"the header of {path} was not written by onebasin: {error}") from error
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise ImportError("saving and loading needs safetensors: pip install 'onebasin[files]'") from error
+    return safetensors

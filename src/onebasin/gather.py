@@ -1,0 +1,148 @@
+"""Moving the entries of a tensor: by permutations (one gather), or softly, by a plan for each group."""
+
+import math
+import string
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from onebasin.layout import Factor, Layout, Product, Sum, Term, names
+
+# A tile should stay in the cache between its two gathers; below this many entries in a row's run, tiles pay.
+_TILE_BYTES = 1 << 20
+_SHORT_RUN_BYTES = 16
+
+
+def gather(tensor: Tensor, indices: tuple[Tensor | None, ...]) -> Tensor:
+    """new[i, j, ...] = old[a[i], b[j], ...], for indices as `layout.gather_indices` makes them.
+
+    The axes behind the last index move as contiguous runs. Long runs are gathered in one pass over a flattened view;
+    for short ones that would read eight bytes of index for every entry, so rows and columns are gathered tile by tile.
+    """
+    moved = [axis for axis, index in enumerate(indices) if index is not None]
+    if not moved:
+        return tensor
+    if tensor.is_meta:
+        return torch.empty_like(tensor)
+    leading = [
+        torch.arange(n, device=tensor.device) if index is None else index.to(tensor.device)
+        for n, index in zip(tensor.shape[: moved[-1] + 1], indices, strict=False)
+    ]
+    plain = all(index.dim() == 1 for index in leading)
+    if plain and len(moved) == 1:
+        return tensor.index_select(moved[0], leading[moved[0]])
+    mesh = [index.view([-1 if i == axis else 1 for i in range(len(leading))]) if index.dim() == 1 else index
+            for axis, index in enumerate(leading)]
+    if not tensor.is_cpu:
+        return tensor[tuple(mesh)]
+    tensor = tensor.contiguous()
+    run = math.prod(tensor.shape[len(leading) :])
+    if plain and moved == [0, 1] and run * tensor.element_size() < _SHORT_RUN_BYTES:
+        return _gather_tiles(tensor, leading[0], leading[1])
+    flat = mesh[0]
+    for n, index in zip(tensor.shape[1:], mesh[1:], strict=False):
+        flat = flat * n + index
+    return tensor.view(-1, run).index_select(0, flat.reshape(-1)).view(tensor.shape)
+
+
+def _gather_tiles(tensor: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    result = torch.empty_like(tensor)
+    # NumPy has no bfloat16; only the width of an entry matters here.
+    plain = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    old, new = (t.view(plain).view(*t.shape[:2], -1).numpy() for t in (tensor, result))
+    i, j = rows.numpy(), columns.numpy()
+    step = max(1, _TILE_BYTES // max(1, old[0].nbytes))
+
+    def move(start: int) -> None:
+        tile = np.take(old, i[start : start + step], axis=0, mode="clip")
+        np.take(tile, j, axis=1, out=new[start : start + step], mode="clip")
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        list(pool.map(move, range(0, len(i), step)))
+    return result
+
+
+Plans = Mapping[str, Tensor]
+"""For each group a plan, rows of the target and columns of the source. A child's plan has, in front, two axes (target and
+source) for each free parent and one for each fixed parent: (H, H, d, d) holds a plan for every pair of heads."""
+
+
+def mix(tensor: Tensor, layout: Layout, plans: Plans, parents: Mapping[str, tuple[str, ...]]) -> Tensor:
+    """The soft counterpart of `gather`: new = (plans applied along their factors) old, differentiable in both.
+
+    Axes are reshaped into their factors, so no Kronecker or block matrix is built. For a family the block for target
+    h and source j is P[h, j] Q[h, j].
+    """
+    return _mix(tensor, list(layout), list(range(len(layout))), plans, parents).to(tensor.dtype)
+
+
+def _mix(tensor: Tensor, terms: list[Term], homes: list[int], plans: Plans, parents: Mapping[str, tuple[str, ...]]) -> Tensor:
+    for axis, term in enumerate(terms):
+        if isinstance(term, Factor) or not names((term,)) & plans.keys():
+            continue
+        before, after = terms[:axis], terms[axis + 1 :]
+        if isinstance(term, Product):
+            wide = [homes[axis]] * len(term.factors)
+            inner = _mix(
+                tensor.unflatten(axis, [f.size for f in term.factors]),
+                [*before, *term.factors, *after],
+                [*homes[:axis], *wide, *homes[axis + 1 :]],
+                plans,
+                parents,
+            )
+            return inner.flatten(axis, axis + len(term.factors) - 1)
+        pieces = tensor.split([p.size for p in term.parts], dim=axis)
+        return torch.cat(
+            [_mix(x, [*before, p, *after], homes, plans, parents) for x, p in zip(pieces, term.parts, strict=True)],
+            dim=axis,
+        )
+    return _mix_factors(tensor, terms, homes, plans, parents)
+
+
+def _mix_factors(
+    tensor: Tensor, terms: list[Term], homes: list[int], plans: Plans, parents: Mapping[str, tuple[str, ...]]
+) -> Tensor:
+    """Every free axis is a single factor now: contract each with its plan, the deepest children first."""
+    labels = [t.name if isinstance(t, Factor) else None for t in terms]
+    moved = [axis for axis, name in enumerate(labels) if name in plans]
+    ancestors = {axis: _parent_axes(axis, labels, homes, parents.get(labels[axis] or "", ())) for axis in moved}
+    source = list(string.ascii_lowercase[: len(terms)])
+    target = [c.upper() if axis in moved else c for axis, c in enumerate(source)]
+
+    def subscripts(axis: int) -> str:
+        lead = "".join(target[a] + (source[a] if a in moved else "") for a in ancestors[axis])
+        return lead + target[axis] + source[axis]
+
+    pending = sorted(moved, key=lambda axis: -len(ancestors[axis]))
+    state = list(source)
+    while pending:
+        # A plan is contracted together with those of its ancestors if it is the last that needs them; an ancestor that
+        # is needed again stays in the tensor as a pair of axes, source and target.
+        axis = pending.pop(0)
+        closing: list[int] = []
+        for a in reversed(ancestors[axis]):
+            if a in pending and not any(a in ancestors[b] for b in pending if b not in closing):
+                closing.append(a)
+        pending = [a for a in pending if a not in closing]
+        weight, letters = plans[labels[axis] or ""], subscripts(axis)
+        for a in closing:
+            weight = torch.einsum(f"{letters},{subscripts(a)}->{letters}", weight, plans[labels[a] or ""])
+        held = [a for a in ancestors[axis] if a in moved and a not in closing and target[a] not in state]
+        result = [target[i] if i in (axis, *closing) else c for i, c in enumerate(state[: len(terms)])]
+        result += [c for c in state[len(terms) :] if c not in result] + [target[a] for a in held]
+        tensor = torch.einsum(f"{''.join(state)},{letters}->{''.join(result)}", tensor.to(weight.dtype), weight)
+        state = result
+    return torch.einsum(f"{''.join(state)}->{''.join(target)}", tensor)
+
+
+def _parent_axes(axis: int, labels: list[str | None], homes: list[int], parents: tuple[str, ...]) -> list[int]:
+    """Where the parents of an axis stand: a parent from the same original axis goes before one from another."""
+    found = []
+    for parent in parents:
+        candidates = [a for a, name in enumerate(labels) if name == parent]
+        own = [a for a in candidates if homes[a] == homes[axis]]
+        found.append((own or candidates)[0])
+    return found

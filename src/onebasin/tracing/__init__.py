@@ -1,0 +1,52 @@
+"""From a module and example inputs to its permutation symmetry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from onebasin.permutation import Symmetry
+from onebasin.state import find_ties, read_state
+from onebasin.tracing.graph import export, read_calls
+from onebasin.tracing.result import build
+from onebasin.tracing.rules import RULES, STATISTICS, pointwise
+from onebasin.tracing.verification import verify_programs
+from onebasin.tracing.walk import Trace, Walker
+
+
+def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True) -> Symmetry:
+    """Find which axes of which parameters and buffers can be permuted together without changing the function.
+
+    The model is traced once for each call, in eval mode, and left as it was. An operation that no rule covers pins what it
+    touches, so a symmetry may be missed but is never invented; and the result is checked on random parameters in float64.
+
+    Args:
+        model: any module, on any device (on the meta device only shapes are read, and nothing can be verified).
+        example_inputs: a tensor, a tuple of tensors, a dict of keyword tensors, or a list of those for several calls.
+        verify: check the result (see `Symmetry.verify` for a check on the model's own weights).
+
+    Raises:
+        TypeError: if these are not a module and inputs.
+        ValueError: if the model cannot be traced with these inputs, or if the check fails.
+
+    >>> from torch import nn, zeros
+    >>> mlp = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> symmetry(mlp, zeros(1, 4)).groups
+    {'0.weight': Group(name='0.weight', size=8, parents=())}
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    calls = read_calls(example_inputs)
+    ties = find_ties(model)
+    aliases = {key: keys[0] for keys in ties for key in keys}
+    programs = [export(model, call) for call in calls]
+    trace = Trace()
+    walker = Walker(trace, RULES, pointwise, aliases, STATISTICS)
+    for program in programs:
+        walker.run(program)
+    state = {key: value for key, value in read_state(model).items() if isinstance(value, Tensor)}
+    result = build(trace, model, state, ties)
+    if verify and not any(value.is_meta for value in state.values()):
+        verify_programs(result, programs, calls, state)
+    return result

@@ -1,0 +1,141 @@
+"""From a module and example inputs to a graph of ATen operations on named parameters."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the model: positional and keyword arguments."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def read_calls(example_inputs: Any) -> list[Call]:
+    """A tensor, a tuple of tensors, a dict of keyword tensors, or a list of those, as calls.
+
+    Raises:
+        TypeError: for anything else.
+    """
+    entries = example_inputs if isinstance(example_inputs, list) else [example_inputs]
+    if not entries:
+        raise ValueError("example_inputs is empty: give at least one call")
+    calls = []
+    for entry in entries:
+        if isinstance(entry, Mapping):
+            calls.append(Call((), dict(entry)))
+        elif isinstance(entry, tuple):
+            calls.append(Call(entry, {}))
+        elif isinstance(entry, Tensor):
+            calls.append(Call((entry,), {}))
+        else:
+            raise TypeError(
+                "example_inputs must be a tensor, a tuple of positional arguments, a dict of keyword arguments, "
+                f"or a list of those; got {type(entry).__name__}"
+            )
+    return calls
+
+
+@dataclass(frozen=True)
+class Program:
+    """An exported call. `inputs` says for each placeholder what it stands for: (kind, state key or name)."""
+
+    exported: ExportedProgram
+    inputs: dict[str, tuple[InputKind, str]]
+
+    @property
+    def graph(self) -> torch.fx.Graph:
+        """The operations, in order."""
+        return self.exported.graph
+
+
+@contextlib.contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Run in eval mode, without the fused attention path, and restore every module's own mode afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        for module, mode in modes:
+            module.training = mode
+
+
+def export(model: nn.Module, call: Call) -> Program:
+    """Trace one call to a graph without side effects.
+
+    Raises:
+        ValueError: if the inputs do not fit the model, or its control flow depends on data.
+    """
+    try:
+        with evaluation_mode(model), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the exporter, about its own internals
+            exported = torch.export.export(model, call.args, call.kwargs, strict=False)
+            if _mutates(exported.graph):
+                exported = exported.run_decompositions({})
+    except Exception as error:
+        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ValueError(
+            f"cannot trace {type(model).__name__} with these example inputs: {first}\n"
+            "If the inputs do not fit the model, correct them. If its control flow depends on the data, write the "
+            "symmetry by hand with onebasin.Symmetry.from_axes and check it with verify."
+        ) from error
+    inputs = {}
+    for spec in exported.graph_signature.input_specs:
+        name = getattr(spec.arg, "name", "")
+        kind = spec.kind
+        if kind == InputKind.BUFFER and not spec.persistent:
+            kind = InputKind.CONSTANT_TENSOR
+        inputs[name] = (kind, spec.target or name)
+    return Program(exported, inputs)
+
+
+def _mutates(graph: torch.fx.Graph) -> bool:
+    """Whether some in-place operation may be seen through another name.
+
+    ``relu_`` on the fresh result of a convolution, which nobody else reads, is just ``relu``; spelling such graphs out
+    without mutation would double the time to trace a ResNet for nothing.
+    """
+    for node in graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if node.op != "call_function" or schema is None or not schema.is_mutable:
+            continue
+        target = node.args[0]
+        if not (isinstance(target, torch.fx.Node) and target.op == "call_function"):
+            return True
+        written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        if len(target.users) > 1 or len(written) > 1 or not _is_fresh(target.target):
+            return True
+    return False
+
+
+# Composite operations whose result is always memory of its own. Of others their schemas do not tell: dropout in eval mode
+# returns its input.
+_FRESH = {"conv1d", "conv2d", "conv3d", "linear", "batch_norm", "layer_norm", "group_norm", "matmul", "scaled_dot_product_attention"}
+
+
+def _is_fresh(operation: Any) -> bool:
+    schema = getattr(operation, "_schema", None)
+    if schema is None:
+        return False
+    if schema.is_mutable:  # writes into its input, which was found to be nobody else's
+        return True
+    if any(result.alias_info is not None for result in schema.returns):
+        return False
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(operation.name(), "CompositeImplicitAutograd")
+    return not composite or schema.name.removeprefix("aten::") in _FRESH

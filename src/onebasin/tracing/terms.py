@@ -1,0 +1,490 @@
+"""Axes whose structure is not known yet: unification with substitution.
+
+While a graph is walked every axis is a term over *atoms*. An atom is an unknown permutable extent. Later operations refine
+it: it is joined with another atom, bound to a product (``view`` splits 768 into 12 x 64) or to a sum (``chunk`` cuts 2304
+into three), or pinned. Every refinement only makes the symmetry smaller, so the order of operations does not matter for
+soundness.
+
+An atom may have *parents*: other atoms that stand beside it wherever it occurs, so that it is a family, one permutation for
+each element of the parent. Splitting an atom makes the inner part a child of the outer one. `None` stands for "not asked
+yet": an axis of a parameter may depend on any other axis of it until an operation says otherwise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+from onebasin.layout import Product, Sum
+from onebasin.permutation import Pin
+
+_births = itertools.count()
+
+
+class Atom:
+    """An unknown extent. `link` is what it turned out to be, `pin` why it cannot move."""
+
+    __slots__ = ("birth", "link", "parents", "pin", "size")
+
+    def __init__(self, size: int, parents: frozenset[Atom] | None = None, pin: Pin | None = None):
+        self.size = size
+        self.parents = frozenset() if pin else parents
+        self.pin = pin
+        self.link: Unknown | None = None
+        self.birth = next(_births)
+
+    def __repr__(self) -> str:
+        return f"{'!' if self.pin else ''}a{self.birth}({self.size})"
+
+
+@dataclass(frozen=True, eq=False)
+class Same:
+    """An extent along which a tensor is constant (broadcast, filled): it fits whatever it meets."""
+
+    size: int
+
+
+@dataclass(frozen=True, eq=False)
+class Cases:
+    """A child of an atom that was cut into segments: in each segment of the selector, a structure of its own."""
+
+    selector: Atom
+    parts: tuple[Unknown, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of entries, the same in each case."""
+        return self.parts[0].size
+
+
+Unknown = Atom | Same | Cases | Product | Sum
+Axes = tuple[Unknown, ...]
+ONE = Product(())
+
+
+# ------------------------------------------------------------------------------------------------------- normal form
+
+
+def resolve(term: Unknown) -> Unknown:
+    """The normal form of a term: links followed, products and sums flattened, factors of size one dropped.
+
+    A sum inside a product is moved to its last place, (a + b) c -> a c + b c, which is what lets a child take a structure
+    of its own in each segment of its parent.
+    """
+    match term:
+        case Atom():
+            if term.link is None:
+                _split_by_cut_parent(term)
+            return term if term.link is None else resolve(term.link)
+        case Product():
+            return _resolve_product(term)
+        case Sum():
+            parts: list[Unknown] = []
+            for part in map(resolve, term.parts):
+                parts.extend(part.parts if isinstance(part, Sum) else [part])
+            return parts[0] if len(parts) == 1 else Sum(tuple(parts))
+        case Cases():
+            parts = [resolve(p) for p in term.parts]
+            same = all(identity(p) == identity(parts[0]) for p in parts[1:])
+            return parts[0] if same else Cases(term.selector, tuple(parts))
+    return term
+
+
+def identity(term: Unknown) -> tuple:
+    """A key that is equal for equal resolved terms."""
+    match term:
+        case Product(children) | Sum(children) | Cases(_, children):
+            return (type(term).__name__, *map(identity, children))
+        case Same(size):
+            return ("Same", size)
+    return (id(term),)
+
+
+def _head(term: Unknown) -> Unknown:
+    """Follow links, but stop at an atom that was cut: a product needs to know the selector."""
+    while isinstance(term, Atom):
+        if term.link is None:
+            _split_by_cut_parent(term)
+        if term.link is None or isinstance(term.link, Sum):
+            return term
+        term = term.link
+    return resolve(term) if isinstance(term, Cases) else term
+
+
+def _resolve_product(term: Product) -> Unknown:
+    flat: list[Unknown] = []
+    pending = list(term.factors)
+    while pending:
+        factor = _head(pending.pop(0))
+        if isinstance(factor, Product):
+            pending = [*factor.factors, *pending]
+        elif factor.size != 1:
+            flat.append(factor)
+    for i, factor in enumerate(flat[:-1] if len(flat) > 1 else flat):
+        total = factor.link if isinstance(factor, Atom) else factor
+        if not isinstance(total, Sum):
+            continue
+        selector = factor if isinstance(factor, Atom) else None
+        if selector and any(_selects(f, selector) for f in flat[:i]):
+            continue  # interleaved: an outer factor depends on this one
+        inner = [
+            Product((part, *(restrict(f, selector, n) if selector else f for f in flat[i + 1 :])))
+            for n, part in enumerate(total.parts)
+        ]
+        spread = resolve(Sum(tuple(inner)))
+        return spread if i == 0 else Product((*(resolve(f) for f in flat[:i]), spread))
+    done = [resolve(f) for f in flat]
+    return done[0] if len(done) == 1 else Product(tuple(done))
+
+
+def _selects(term: Unknown, selector: Atom) -> bool:
+    match term:
+        case Cases():
+            return same_selector(term.selector, selector) or any(_selects(p, selector) for p in term.parts)
+        case Product(children) | Sum(children):
+            return any(_selects(c, selector) for c in children)
+    return False
+
+
+def same_selector(first: Atom, second: Atom) -> bool:
+    """Whether two cut atoms were cut alike and joined since."""
+    return first is second or identity(resolve(first)) == identity(resolve(second))
+
+
+def restrict(term: Unknown, selector: Atom, part: int) -> Unknown:
+    """A term inside one segment of a selector."""
+    match term:
+        case Atom():
+            head = _head(term)
+            return term if isinstance(head, Atom) else restrict(head, selector, part)
+        case Cases():
+            if same_selector(term.selector, selector) and len(term.parts) > part:
+                return restrict(term.parts[part], selector, part)
+            return Cases(term.selector, tuple(restrict(p, selector, part) for p in term.parts))
+        case Product(children):
+            return Product(tuple(restrict(c, selector, part) for c in children))
+        case Sum(children):
+            return Sum(tuple(restrict(c, selector, part) for c in children))
+    return term
+
+
+def _split_by_cut_parent(atom: Atom) -> None:
+    """Give a child of an atom that was cut a case for each segment."""
+    if atom.pin or not atom.parents:
+        return
+    roots = parents_of(atom)
+    for parent in sorted(roots, key=lambda p: p.birth):
+        if isinstance(parent.link, Sum):
+            rest = roots - {parent}
+            cases = tuple(Atom(atom.size, rest | _atoms_in(part)) for part in parent.link.parts)
+            atom.link = Cases(parent, cases)
+            return
+
+
+def _atoms_in(part: Unknown) -> frozenset[Atom]:
+    return frozenset(a for a in leaves(part) if a.size > 1)
+
+
+def parents_of(atom: Atom) -> frozenset[Atom]:
+    """The parents as they are now: links followed; an atom that was cut stays, as the selector."""
+    found: set[Atom] = set()
+    pending = list(atom.parents or ())
+    while pending:
+        parent = pending.pop()
+        match parent.link:
+            case None | Sum():
+                found.add(parent)
+            case Atom():
+                pending.append(parent.link)
+            case Product(children):
+                pending += [c for c in children if isinstance(c, Atom)]
+    found.discard(atom)
+    return frozenset(found)
+
+
+def leaves(term: Unknown) -> Iterator[Atom]:
+    """The atoms of a resolved term, outermost and first in line first."""
+    match resolve(term):
+        case Atom() as atom:
+            yield atom
+        case Product(children) | Sum(children) | Cases(_, children):
+            for child in children:
+                yield from leaves(child)
+
+
+def depth(term: Unknown) -> int:
+    """How many atoms a term depends on: parents are joined before their children."""
+    match term:
+        case Atom():
+            return len(parents_of(term))
+        case Cases():
+            return 1 + max(depth(p) for p in term.parts)
+        case Product(children) | Sum(children):
+            return max((depth(c) for c in children), default=0)
+    return 0
+
+
+# -------------------------------------------------------------------------------------------------------- refinement
+
+
+def pin(term: Unknown, why: Pin) -> None:
+    """Forbid everything in a term to move. The first reason is kept."""
+    for atom in list(leaves(term)):
+        if atom.pin is None:
+            atom.pin, atom.parents = why, frozenset()
+
+
+def pinned(size: int, why: Pin) -> Unknown:
+    """A new extent that cannot move."""
+    return ONE if size == 1 else Atom(size, pin=why)
+
+
+def join(first: Unknown, second: Unknown, why: Pin) -> Unknown:
+    """Make two terms equal and return the result; what cannot be matched is pinned, with this reason."""
+    first, second = resolve(first), resolve(second)
+    if first is second or isinstance(second, Same):
+        return first
+    if isinstance(first, Same):
+        return second
+    if first.size != second.size:
+        raise ValueError(f"extents {first.size} and {second.size} cannot be joined")
+    if isinstance(first, Atom) and isinstance(second, Atom):
+        return _merge(first, second)
+    if isinstance(first, Atom):
+        return _bind(first, second, why)
+    if isinstance(second, Atom):
+        return _bind(second, first, why)
+    if isinstance(first, Cases) or isinstance(second, Cases):
+        return _join_cases(first, second, why)
+    if isinstance(first, Sum) or isinstance(second, Sum):
+        marks = sorted({*_boundaries(first), *_boundaries(second)})
+        pieces = cut(first, marks), cut(second, marks)
+        return resolve(Sum(tuple(join(a, b, why) for a, b in zip(*pieces, strict=True))))
+    return _join_products(first, second, why)
+
+
+def join_all(pairs: Iterable[tuple[Unknown, Unknown]], why: Pin) -> list[Unknown]:
+    """Join pairs of terms, parents before children, and return the results in the order given."""
+    pairs = list(pairs)
+    order = sorted(range(len(pairs)), key=lambda i: max(depth(resolve(t)) for t in pairs[i]))
+    results: dict[int, Unknown] = {i: join(*pairs[i], why) for i in order}
+    return [results[i] for i in range(len(pairs))]
+
+
+def _merge(kept: Atom, gone: Atom) -> Atom:
+    if kept.parents is None or gone.parents is None:
+        parents = gone.parents if kept.parents is None else kept.parents
+    else:
+        parents = parents_of(kept) & parents_of(gone)
+    kept.pin = kept.pin or gone.pin
+    kept.parents = frozenset() if kept.pin else parents
+    gone.link = kept
+    return kept
+
+
+def _bind(atom: Atom, term: Unknown, why: Pin) -> Unknown:
+    if atom.pin:
+        pin(term, atom.pin)
+        return resolve(term)
+    if isinstance(term, Cases):  # the atom is no child of the selector, so all cases are one
+        return join(atom, reduce(lambda a, b: join(a, b, why), term.parts), why)
+    term = _solid(term)
+    if atom.parents is not None:
+        allowed = parents_of(atom)
+        _limit(term, allowed, allowed.union(leaves(term)))
+    atom.link = term
+    return resolve(term)
+
+
+def _solid(term: Unknown) -> Unknown:
+    """What an axis that meets a partly constant one is made of: the constant parts become atoms of their own."""
+    match term:
+        case Same(size):
+            return Atom(size)
+        case Product(children):
+            return Product(tuple(map(_solid, children)))
+        case Sum(children):
+            return Sum(tuple(map(_solid, children)))
+    return term
+
+
+def _limit(term: Unknown, outer: frozenset[Atom], around: frozenset[Atom]) -> None:
+    match term:
+        case Atom():
+            term.parents = outer if term.parents is None else parents_of(term) & around
+        case Product(children):
+            for child in children:
+                _limit(child, outer, around)
+                outer = outer.union(leaves(child))
+        case Sum(children) | Cases(_, children):
+            for child in children:
+                _limit(child, outer, around)
+
+
+def _join_cases(first: Unknown, second: Unknown, why: Pin) -> Unknown:
+    if isinstance(first, Cases) and isinstance(second, Cases) and same_selector(first.selector, second.selector):
+        return resolve(Cases(first.selector, tuple(join_all(zip(first.parts, second.parts, strict=True), why))))
+    if not isinstance(first, Cases):
+        first, second = second, first
+    assert isinstance(first, Cases)
+    return join(reduce(lambda a, b: join(a, b, why), first.parts), second, why)
+
+
+def _join_products(first: Unknown, second: Unknown, why: Pin) -> Unknown:
+    assert isinstance(first, Product)
+    assert isinstance(second, Product)
+    left, right = list(first.factors), list(second.factors)
+    pairs: list[tuple[Unknown, Unknown]] = []
+    while left and right:
+        a, b = left.pop(), right.pop()
+        inner = math.gcd(a.size, b.size)
+        if inner != min(a.size, b.size):
+            break
+        halves = split(a, inner), split(b, inner)
+        if halves[0] is None or halves[1] is None:
+            break
+        (outer_a, a), (outer_b, b) = halves
+        left += [outer_a] if outer_a.size > 1 else []
+        right += [outer_b] if outer_b.size > 1 else []
+        pairs.append((a, b))
+    else:
+        return resolve(Product(tuple(join_all(pairs[::-1], why))))
+    pin(first, why)
+    pin(second, why)
+    return resolve(first)
+
+
+def _boundaries(term: Unknown) -> Sequence[int]:
+    if not isinstance(term, Sum):
+        return ()
+    return list(itertools.accumulate(p.size for p in term.parts))[:-1]
+
+
+def split(term: Unknown, inner: int) -> tuple[Unknown, Unknown] | None:
+    """A term as a product (outer, inner) with the given inner extent; None if its structure does not allow that."""
+    term = resolve(term)
+    if inner == 1 or inner == term.size:
+        return (term, ONE) if inner == 1 else (ONE, term)
+    if term.size % inner:
+        return None
+    match term:
+        case Atom():
+            outside = Atom(term.size // inner, term.parents, term.pin)
+            within = Atom(inner, None if term.parents is None else term.parents | {outside}, term.pin)
+            term.link = Product((outside, within))
+            return outside, within
+        case Same():
+            return Same(term.size // inner), Same(inner)
+        case Product(children):
+            return _split_product(list(children), inner)
+        case Sum(children):
+            halves = [split(c, inner) for c in children]
+            if any(h is None for h in halves):
+                return None
+            outers = [h[0] if h[0].size > 1 else Atom(1) for h in halves if h]
+            selector = Atom(term.size // inner)
+            selector.link = Sum(tuple(outers))
+            return selector, Cases(selector, tuple(h[1] for h in halves if h))
+        case Cases(selector, children):
+            halves = [split(c, inner) for c in children]
+            if any(h is None for h in halves):
+                return None
+            return tuple(Cases(selector, tuple(h[i] for h in halves if h)) for i in (0, 1))  # type: ignore[return-value]
+    return None
+
+
+def _split_product(factors: list[Unknown], inner: int) -> tuple[Unknown, Unknown] | None:
+    within: list[Unknown] = []
+    while inner > 1:
+        factor = factors.pop()
+        take = math.gcd(factor.size, inner)
+        if take != min(factor.size, inner):
+            return None
+        halves = split(factor, take)
+        if halves is None:
+            return None
+        if halves[0].size > 1:
+            factors.append(halves[0])
+        within.insert(0, halves[1])
+        inner //= take
+    return Product(tuple(factors)), Product(tuple(within))
+
+
+def cut(term: Unknown, marks: Iterable[int]) -> list[Unknown]:
+    """A term as consecutive segments, cut at the given positions."""
+    term = resolve(term)
+    marks = sorted({m for m in marks if 0 < m < term.size})
+    if not marks:
+        return [term]
+    lengths = [b - a for a, b in itertools.pairwise([0, *marks, term.size])]
+    match term:
+        case Same():
+            return [Same(n) for n in lengths]
+        case Atom():
+            parts = [Atom(n, term.parents, term.pin) for n in lengths]
+            term.link = Sum(tuple(parts))
+            return list(parts)
+        case Sum(children):
+            return _cut_sum(children, marks)
+        case Cases(selector, children):
+            columns = zip(*(cut(c, marks) for c in children), strict=True)
+            return [Cases(selector, column) for column in columns]
+        case Product(children):
+            return _cut_product(term, children, marks)
+    raise AssertionError(term)
+
+
+def _cut_sum(children: tuple[Unknown, ...], marks: list[int]) -> list[Unknown]:
+    segments: list[list[Unknown]] = [[]]
+    start = 0
+    for child in children:
+        for piece in cut(child, [m - start for m in marks]):
+            if start in marks:
+                segments.append([])
+            segments[-1].append(piece)
+            start += piece.size
+    return [s[0] if len(s) == 1 else Sum(tuple(s)) for s in segments]
+
+
+def _cut_product(term: Product, children: tuple[Unknown, ...], marks: list[int]) -> list[Unknown]:
+    """Cut the outermost factor; where a mark falls inside one of its blocks, single that block out and cut it."""
+    head, rest = children[0], children[1:]
+    block = term.size // head.size
+    blocks = sorted({b for m in marks for b in (m // block, -(-m // block))})
+    if isinstance(head, Same):
+        spread = Sum(tuple(Product((piece, *rest)) for piece in cut(head, blocks)))
+    elif isinstance(head, Atom):
+        cut(head, blocks)
+        spread = resolve(term)
+    else:
+        spread = None
+    if not isinstance(spread, Sum):  # an outer factor that depends on an inner one
+        why = Pin("an interleaved axis is cut")
+        pin(term, why)
+        return [pinned(b - a, why) for a, b in itertools.pairwise([0, *marks, term.size])]
+    return _cut_sum(spread.parts, marks)
+
+
+def narrow(axes: Axes, dim: int, start: int, length: int) -> Axes:
+    """The axes of a tensor whose axis `dim` is cut down to a range; children of that axis keep their own case."""
+    pieces = cut(axes[dim], [start, start + length])
+    others = list(axes)
+    head, offset = _head(axes[dim]), start
+    while isinstance(head, Atom) and isinstance(head.link, Sum):
+        for number, part in enumerate(head.link.parts):
+            if offset < part.size:
+                break
+            offset -= part.size
+        if offset + length > part.size:
+            break
+        others = [restrict(axis, head, number) for axis in others]
+        head = _head(part)
+    begin = 0
+    for piece in pieces:
+        if begin == start:
+            return (*others[:dim], piece if piece.size > 1 else ONE, *others[dim + 1 :])
+        begin += piece.size
+    raise ValueError(f"an empty range of an axis of {axes[dim].size}")

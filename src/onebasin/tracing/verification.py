@@ -1,0 +1,167 @@
+"""The oracle: f(permuted theta) = f(theta) in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from onebasin.permutation import Permutation, Symmetry
+from onebasin.state import read_state
+from onebasin.tracing.graph import Call, Program, evaluation_mode, export, read_calls
+
+Function = Callable[[Mapping[str, Tensor]], list[Tensor]]
+"""A model at fixed inputs: state -> all tensors it returns."""
+
+
+class _Float64(TorchDispatchMode):
+    """Promote every floating type to float64, casts and new tensors included: rounding must not hide a wrong axis."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, D105
+        kwargs = dict(kwargs or {})
+        if isinstance(kwargs.get("dtype"), torch.dtype) and kwargs["dtype"].is_floating_point:
+            kwargs["dtype"] = torch.float64
+        args, kwargs = pytree.tree_map(_promote, (args, kwargs))
+        return pytree.tree_map(_promote, func(*args, **kwargs))
+
+
+def _promote(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64:
+        return value.double()
+    if isinstance(value, torch.dtype) and value.is_floating_point:
+        return torch.float64
+    return value
+
+
+def verify(symmetry: Symmetry, model: nn.Module, example_inputs: Any, tolerance: float = 1e-9) -> float:
+    """Check a symmetry on a model's own weights; see `Symmetry.verify`."""
+    symmetry = symmetry.bind(model)
+    state = {key: value for key, value in read_state(model).items() if isinstance(value, Tensor)}
+    if any(value.is_meta for value in state.values()):
+        raise ValueError("a model on the meta device has no values: nothing can be verified on it")
+    worst = 0.0
+    for call in read_calls(example_inputs):
+        try:
+            function = _of_program(export(model, call), call)
+        except ValueError:  # cannot be traced: the symmetry was written by hand
+            function = _of_module(model, call)
+        worst = max(worst, _check(symmetry, function, state, "this model's weights", tolerance))
+    return worst
+
+
+def verify_programs(
+    symmetry: Symmetry, programs: Sequence[Program], calls: Sequence[Call], state: Mapping[str, Tensor], tolerance: float = 1e-9
+) -> float:
+    """Check a symmetry on random parameters and norm statistics: fresh norms and zero gates would hide errors."""
+    randomised = _randomise(symmetry, state)
+    worst = 0.0
+    for program, call in zip(programs, calls, strict=True):
+        worst = max(worst, _check(symmetry, _of_program(program, call), randomised, "random weights", tolerance))
+    return worst
+
+
+def _of_program(program: Program, call: Call) -> Function:
+    module = program.exported.graph_module
+    user = iter(pytree.tree_leaves((call.args, call.kwargs)))
+    fixed: dict[str, Any] = {}
+    keys: dict[str, str] = {}
+    for name, (kind, key) in program.inputs.items():
+        if kind == InputKind.USER_INPUT:
+            fixed[name] = next(user)
+        elif kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            keys[name] = key
+        else:
+            fixed[name] = program.exported.constants.get(key)
+    order = list(program.inputs)
+
+    def function(state: Mapping[str, Tensor]) -> list[Tensor]:
+        arguments = [state[keys[n]] if n in keys else fixed[n] for n in order]
+        return _run(lambda: torch.fx.Interpreter(module).run(*pytree.tree_map(_promote, arguments)))
+
+    return function
+
+
+def _of_module(model: nn.Module, call: Call) -> Function:
+    def function(state: Mapping[str, Tensor]) -> list[Tensor]:
+        args, kwargs = pytree.tree_map(_promote, (call.args, call.kwargs))
+        with evaluation_mode(model):
+            return _run(lambda: torch.func.functional_call(model, dict(state), args, kwargs))
+
+    return function
+
+
+def _run(call: Callable[[], Any]) -> list[Tensor]:
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), _Float64():
+        torch.manual_seed(0)
+        return [value for value in pytree.tree_leaves(call()) if isinstance(value, Tensor)]
+
+
+def _check(symmetry: Symmetry, function: Function, state: Mapping[str, Tensor], what: str, tolerance: float) -> float:
+    state = {key: _promote(value) for key, value in state.items()}
+    expected = function(state)
+    if not all(bool(torch.isfinite(e).all()) for e in expected if e.is_floating_point()):
+        raise ValueError(f"cannot verify on {what}: the model's output is not finite there; trace with verify=False")
+    generator = torch.Generator().manual_seed(0)
+    permutation = symmetry.random(generator)
+    error = _difference(expected, function(permutation.apply(state)))
+    if error > tolerance:
+        guilty = [
+            name
+            for name in symmetry.groups
+            if _difference(expected, function(_only(permutation, name).apply(state))) > tolerance
+        ]
+        blame = ", ".join(map(repr, guilty)) or "no single group, but several together"
+        raise ValueError(
+            f"permuting changes the function on {what} by {error:.1e} (relative): {blame}. "
+            "Please report this network; Symmetry.from_axes can leave the group out."
+        )
+    return error
+
+
+def _only(permutation: Permutation, name: str) -> Permutation:
+    identity = permutation.symmetry.identity()
+    return Permutation(permutation.symmetry, {**identity.indices, name: permutation[name]})
+
+
+def _difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
+    """The largest difference of two lists of outputs, each relative to its own size; integers must be equal."""
+    worst = 0.0
+    for e, f in zip(expected, found, strict=True):
+        if not e.is_floating_point():
+            worst = max(worst, 0.0 if torch.equal(e, f) else float("inf"))
+        elif e.numel():
+            scale = float(e.abs().max())
+            error = float((e - f).abs().max()) / scale if scale else float(f.abs().max())
+            worst = max(worst, error if error == error else float("inf"))
+    return worst
+
+
+def _randomise(symmetry: Symmetry, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights at a scale that neither vanishes nor explodes with depth; positive statistics; ties and integers kept."""
+    generator = torch.Generator().manual_seed(0)
+    alias = {key: keys[0] for keys in symmetry.ties for key in keys}
+    result: dict[str, Tensor] = {}
+    for key, value in state.items():
+        first = alias.get(key, key)
+        if first in result:
+            result[key] = result[first]
+        elif not value.is_floating_point() or all(f.name is None for f in _named(symmetry, key)):
+            result[key] = value  # nothing in it can move, so its values hide nothing
+        elif value.dim() < 2:
+            result[key] = (0.5 + torch.rand(value.shape, generator=generator, dtype=torch.float64)).to(value.device)
+        else:
+            fan_in = value[0].numel()
+            noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+            result[key] = (noise * (1.5 / fan_in**0.5)).to(value.device)
+    return result
+
+
+def _named(symmetry: Symmetry, key: str) -> list[Any]:
+    from onebasin.layout import factors
+
+    return [f for term in symmetry.layouts[key] for f in factors(term)]

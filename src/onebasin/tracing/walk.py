@@ -1,0 +1,305 @@
+"""One walk over a graph: every operation's rule constrains the axes of the tensors it touches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+
+from onebasin.permutation import Pin
+from onebasin.tracing import terms
+from onebasin.tracing.graph import Program
+from onebasin.tracing.scopes import enforce
+from onebasin.tracing.terms import ONE, Atom, Axes, Same, Unknown, leaves
+
+Rule = Callable[["Trace", dict[str, Any]], Any]
+"""Takes the arguments by schema name, tensors as `Axes`; returns the axes of the result, or a list of those."""
+
+
+class Trace:
+    """What is known so far: the axes of every parameter, and what the operations asked for."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Axes] = {}
+        self.reached: set[str] = set()
+        self.scopes: list[Axes] = []
+        self.units: dict[tuple[str, ...], Unknown] = {}
+        self.outputs: list[Unknown] = []
+        self.modules: list[tuple[str, int, Axes]] = []
+        self.why = Pin("model input")
+
+    def pin(self, *axes: Unknown, reason: str = "") -> None:
+        """Forbid axes to move, because of the current operation."""
+        why = Pin(reason or self.why.reason, self.why.operation, self.why.module)
+        for axis in axes:
+            terms.pin(axis, why)
+
+    def pinned(self, size: int, reason: str) -> Unknown:
+        """A new axis that cannot move."""
+        return terms.pinned(size, Pin(reason, self.why.operation, self.why.module))
+
+    def join(self, *axes: Unknown) -> Unknown:
+        """Make axes equal; those of size one are broadcast and do not count. Returns the result."""
+        wide = [a for a in axes if a.size != 1]
+        result = wide[0] if wide else ONE
+        for other in wide[1:]:
+            result = terms.join(result, other, self.why)
+        return result
+
+    def join_axes(self, *tensors: Sequence[Unknown]) -> Axes:
+        """Make tensors of one shape equal, axis by axis, parents before children."""
+        result = list(tensors[0])
+        for other in tensors[1:]:
+            result = terms.join_all(zip(result, other, strict=True), self.why)
+        return tuple(result)
+
+    def split(self, axis: Unknown, inner: int) -> tuple[Unknown, Unknown]:
+        """An axis as a product (outer, inner); pinned where its structure does not allow that."""
+        halves = terms.split(axis, inner)
+        if halves is not None:
+            return halves
+        self.pin(axis, reason="reshaped across its structure")
+        return self.pinned(axis.size // inner, "reshaped across its structure"), self.pinned(
+            inner, "reshaped across its structure"
+        )
+
+    def scope(self, *axes: Unknown) -> None:
+        """Say that these axes line up in one operation, and nothing else does."""
+        wide = tuple(a for a in axes if a.size != 1)
+        self.scopes.append(wide)
+        enforce(wide)
+
+
+@dataclass(frozen=True)
+class Walker:
+    """Runs the rules over programs."""
+
+    trace: Trace
+    rules: dict[str, Rule]
+    pointwise: Rule
+    aliases: dict[str, str]
+    statistics: set[str]
+
+    def run(self, program: Program) -> None:
+        """Walk one program, in order."""
+        values: dict[Node, Any] = {}
+        static: set[Node] = set()
+        calls = _ModuleCalls(self.trace)
+        for node in program.graph.nodes:
+            self.trace.why = Pin("", _operation(node), _module_path(node))
+            if node.op == "placeholder":
+                values[node] = self._placeholder(program, node)
+                if program.inputs[node.name][0] == InputKind.PARAMETER:
+                    static.add(node)
+            elif node.op == "call_function":
+                values[node] = self._call(node, values)
+                operands = [n for n in node.all_input_nodes if n in values]
+                if operands and all(n in static for n in operands):
+                    static.add(node)
+                else:
+                    self._count_units(node, operands, static, values)
+                calls.saw(node, values[node])
+            elif node.op == "output":
+                self._output(node, values)
+            else:
+                values[node] = None
+        calls.finish()
+
+    def _placeholder(self, program: Program, node: Node) -> Any:
+        kind, name = program.inputs[node.name]
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor):
+            return value
+        shape = tuple(int(n) for n in value.shape)
+        if kind == InputKind.USER_INPUT:
+            return tuple(terms.pinned(n, Pin("model input", name)) for n in shape)
+        if kind == InputKind.PARAMETER or (kind == InputKind.BUFFER and _is_statistic(node, self.statistics)):
+            key = self.aliases.get(name, name)
+            if node.users:
+                self.trace.reached.add(key)
+            if key not in self.trace.state:
+                self.trace.state[key] = tuple(ONE if n == 1 else Atom(n) for n in shape)
+                self.trace.scopes.append(self.trace.state[key])
+            return self.trace.state[key]
+        if kind == InputKind.BUFFER:
+            axes = tuple(terms.pinned(n, Pin("a buffer that is no norm's statistic", name)) for n in shape)
+            self.trace.state.setdefault(self.aliases.get(name, name), axes)
+            return axes
+        constant = program.exported.constants.get(name)
+        return tuple(
+            Same(n) if _is_constant_along(constant, axis) else terms.pinned(n, Pin("a constant that varies", name))
+            for axis, n in enumerate(shape)
+        )
+
+    def _call(self, node: Node, values: dict[Node, Any]) -> Any:
+        if _operation(node) == "getitem":
+            return values[node.args[0]][node.args[1]]  # type: ignore[index]
+        rule = self._find_rule(node)
+        shapes = _shapes(node)
+        result = None
+        if rule is not None:
+            try:
+                result = rule(self.trace, _arguments(node, values))
+            except (ValueError, TypeError, KeyError, IndexError) as error:
+                result = None
+                self.trace.why = Pin(f"the rule does not cover this use: {error}", *self._where())
+        if result is None or not _fits(result, shapes):
+            result = self._refuse(node, values, shapes)
+        for axes in _tensors(result):
+            self.trace.scope(*axes)
+        for argument in _tensors([values[n] for n in node.all_input_nodes if n in values]):
+            enforce(tuple(a for a in argument if a.size != 1))
+        return result
+
+    def _where(self) -> tuple[str, str]:
+        return self.trace.why.operation, self.trace.why.module
+
+    def _find_rule(self, node: Node) -> Rule | None:
+        name = _operation(node)
+        if name in self.rules:
+            return self.rules[name]
+        if name.endswith("_") and not name.endswith("__") and name[:-1] in self.rules:
+            return self.rules[name[:-1]]
+        tags = getattr(node.target, "tags", ())
+        if torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags:
+            return self.pointwise
+        return None
+
+    def _refuse(self, node: Node, values: dict[Node, Any], shapes: Any) -> Any:
+        """No rule: pin all that the operation touches."""
+        reason = self.trace.why.reason or "no rule for this operation"
+        for axes in _tensors([values[n] for n in node.all_input_nodes if n in values]):
+            self.trace.pin(*axes, reason=reason)
+
+        def fresh(shape: Any) -> Any:
+            if isinstance(shape, list):
+                return [fresh(s) for s in shape]
+            return None if shape is None else tuple(self.trace.pinned(n, reason) for n in shape)
+
+        return fresh(shapes)
+
+    def _output(self, node: Node, values: dict[Node, Any]) -> None:
+        self.trace.why = Pin("model output", "output")
+        for result in node.all_input_nodes:
+            for axes in _tensors(values[result]):
+                self.trace.outputs += axes
+                self.trace.pin(*axes, reason="model output")
+
+    def _count_units(self, node: Node, operands: list[Node], static: set[Node], values: dict[Node, Any]) -> None:
+        """Note the output channels of an operation between an activation and weights."""
+        weights = {a for n in operands if n in static for axes in _tensors(values[n]) for t in axes for a in leaves(t)}
+        if not weights or _operation(node).removesuffix("_") not in WEIGHT_OPERATIONS:
+            return
+        inputs = {a for n in operands if n not in static for axes in _tensors(values[n]) for t in axes for a in leaves(t)}
+        names = tuple(n.name for n in operands if n in static)
+        for axes in _tensors(values[node]):
+            for number, term in enumerate(axes):
+                found = set(leaves(term))
+                if found and found <= weights and not found & inputs:
+                    self.trace.units[(*names, str(number))] = term
+
+
+WEIGHT_OPERATIONS = {
+    "linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d", "conv3d", "convolution",
+    "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "lstm", "gru", "rnn_tanh", "rnn_relu",
+}  # fmt: skip
+
+
+class _ModuleCalls:
+    """Notes the result of every call of a leaf module: the last operation that ran inside it."""
+
+    def __init__(self, trace: Trace):
+        self.trace = trace
+        self.counts: dict[str, int] = {}
+        self.current: tuple[str, str, Any] | None = None
+
+    def saw(self, node: Node, value: Any) -> None:
+        stack = list((node.meta.get("nn_module_stack") or {}).items())
+        unique, path = (stack[-1][0], stack[-1][1][0]) if stack else ("", "")
+        if self.current and (self.current[0], self.current[1]) != (unique, path):
+            self.finish()
+        self.current = (unique, path, value)
+
+    def finish(self) -> None:
+        if self.current:
+            _, path, value = self.current
+            call = self.counts.get(path, 0)
+            self.counts[path] = call + 1
+            if isinstance(value, tuple):
+                self.trace.modules.append((path, call, value))
+        self.current = None
+
+
+def _operation(node: Node) -> str:
+    name = getattr(node.target, "_schema", None)
+    if name is not None:
+        return name.name.split("::")[-1]
+    return getattr(node.target, "__name__", str(node.target))
+
+
+def _module_path(node: Node) -> str:
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return stack[-1][0] if stack else ""
+
+
+def _arguments(node: Node, values: dict[Node, Any]) -> dict[str, Any]:
+    """The arguments by schema name, defaults filled in, `self` called `input`."""
+    schema = node.target._schema  # type: ignore[union-attr]
+    given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
+    bound = {}
+    for argument in schema.arguments:
+        value = given.get(argument.name, argument.default_value if argument.has_default_value() else None)
+        name = "input" if argument.name == "self" else argument.name
+        bound[name] = torch.fx.node.map_arg(value, lambda n: values[n])
+    bound["node"] = node
+    return bound
+
+
+def _shapes(node: Node) -> Any:
+    def shape(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return tuple(int(n) for n in value.shape)
+        if isinstance(value, (list, tuple)):
+            return [shape(v) for v in value]
+        return None
+
+    return shape(node.meta.get("val"))
+
+
+def _fits(result: Any, shapes: Any) -> bool:
+    if isinstance(shapes, list):
+        return isinstance(result, list) and all(_fits(r, s) for r, s in zip(result, shapes, strict=True))
+    if shapes is None or not isinstance(result, tuple):
+        return shapes is None and result is None
+    return tuple(axis.size for axis in result) == shapes
+
+
+def _tensors(value: Any) -> Iterable[Axes]:
+    if isinstance(value, tuple):
+        yield value
+    elif isinstance(value, list):
+        for entry in value:
+            yield from _tensors(entry)
+
+
+def _is_statistic(node: Node, statistics: set[str]) -> bool:
+    """Whether a buffer is read as the running mean or variance of a norm, and as nothing else."""
+    for user in node.users:
+        if user.op != "call_function" or _operation(user) not in statistics:
+            return False
+        schema = user.target._schema  # type: ignore[union-attr]
+        roles = dict(zip((a.name for a in schema.arguments), user.args, strict=False)) | dict(user.kwargs)
+        if any(value is node and name not in ("running_mean", "running_var") for name, value in roles.items()):
+            return False
+    return True
+
+
+def _is_constant_along(constant: Any, axis: int) -> bool:
+    if not isinstance(constant, Tensor) or constant.is_meta or constant.numel() == 0:
+        return False
+    return bool((constant == constant.narrow(axis, 0, 1)).all())
