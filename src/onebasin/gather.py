@@ -27,22 +27,24 @@ def gather(tensor: Tensor, indices: tuple[Tensor | None, ...]) -> Tensor:
         return tensor
     if tensor.is_meta:
         return torch.empty_like(tensor)
+    spanned = [d for i in indices if i is not None and i.dim() > 1 for d, n in enumerate(i.shape) if n > 1]
     leading = [
         torch.arange(n, device=tensor.device) if index is None else index.to(tensor.device)
-        for n, index in zip(tensor.shape[: moved[-1] + 1], indices, strict=False)
+        for n, index in zip(tensor.shape[: max(moved + spanned) + 1], indices, strict=False)
     ]
-    plain = all(index.dim() == 1 for index in leading)
-    if plain and len(moved) == 1:
+    if len(moved) == 1 and not spanned:
         return tensor.index_select(moved[0], leading[moved[0]])
-    mesh = [index.view([-1 if i == axis else 1 for i in range(len(leading))]) if index.dim() == 1 else index
-            for axis, index in enumerate(leading)]
+    mesh = [
+        index.view([-1 if i == axis else 1 for i in range(len(leading))]) if index.dim() == 1 else index.view(index.shape[: len(leading)])
+        for axis, index in enumerate(leading)
+    ]
     if not tensor.is_cpu:
         return tensor[tuple(mesh)]
     tensor = tensor.contiguous()
     run = math.prod(tensor.shape[len(leading) :])
-    if plain and moved == [0, 1] and run * tensor.element_size() < _SHORT_RUN_BYTES:
+    if moved == [0, 1] and not spanned and run * tensor.element_size() < _SHORT_RUN_BYTES:
         return _gather_tiles(tensor, leading[0], leading[1])
-    flat = mesh[0]
+    flat = mesh[0].expand(tensor.shape[: len(mesh)])
     for n, index in zip(tensor.shape[1:], mesh[1:], strict=False):
         flat = flat * n + index
     return tensor.view(-1, run).index_select(0, flat.reshape(-1)).view(tensor.shape)

@@ -85,17 +85,17 @@ def _name_groups(trace: Trace, state: Mapping[str, Tensor], alias: Mapping[str, 
         taken.add(unique)
         found[atom] = unique
 
-    for key in state:
-        if key not in reached:
-            continue
-        atoms = [a for axis in trace.state[alias.get(key, key)] for a in leaves(axis) if a.size > 1]
-        for atom in atoms:
-            if atom.pin is None:
-                for parent in sorted(parents_of(atom), key=lambda p: p.birth):
-                    if parent not in found:
-                        name(parent, key)
-                if atom not in found:
-                    name(atom, key)
+    def visit(key: str, axes: Iterable[Unknown]) -> None:
+        for atom in [a for axis in axes for a in leaves(axis) if a.size > 1 and a.pin is None]:
+            for needed in (*sorted(parents_of(atom), key=lambda p: p.birth), atom):
+                if needed not in found:
+                    name(needed, key)
+
+    known = [(key, trace.state[alias.get(key, key)]) for key in state if key in reached]
+    for key, axes in known:  # the first axis of a weight is what it makes: units are named after their maker
+        visit(key, axes[:1] if len(axes) > 1 else ())
+    for key, axes in known:
+        visit(key, axes)
     return found
 
 

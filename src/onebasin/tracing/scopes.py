@@ -12,7 +12,7 @@ from functools import reduce
 
 from onebasin.layout import Product, Sum
 from onebasin.permutation import Pin
-from onebasin.tracing.terms import Atom, Axes, Cases, Unknown, identity, join, parents_of, resolve
+from onebasin.tracing.terms import Atom, Axes, Cases, Unknown, head, identity, join, parents_of, resolve, restrict, selects
 
 _NOT_ALIGNED = Pin("segments of an axis are treated alike")
 
@@ -52,14 +52,29 @@ def _visit(
                 yield from _visit(child, near, far, beside)
 
 
+def _branches(axes: Axes) -> Iterator[Axes]:
+    """A scope, once for each segment of an axis that other axes are told apart by."""
+    for i, axis in enumerate(axes):
+        selector = head(axis)
+        if isinstance(selector, Atom) and isinstance(selector.link, Sum):
+            others = [resolve(a) for j, a in enumerate(axes) if j != i]
+            if any(selects(a, selector) for a in others):
+                for number, part in enumerate(selector.link.parts):
+                    inside = [restrict(a, selector, number) for a in others]
+                    yield from _branches((*inside[:i], part, *inside[i:]))
+                return
+    yield axes
+
+
 def _walk(axes: Axes) -> Iterator[tuple[Atom | Cases, frozenset[Atom], frozenset[tuple]]]:
-    terms = [resolve(a) for a in axes]
-    covers = [_covered(t) for t in terms]
-    total = Counter(a for cover in covers for a in cover)
-    for i, (term, cover) in enumerate(zip(terms, covers, strict=True)):
-        far = frozenset(a for a, n in total.items() if n == 1 and a not in cover)
-        beside = frozenset(identity(t) for j, t in enumerate(terms) if j != i)
-        yield from _visit(term, frozenset(), far, beside)
+    for branch in _branches(axes):
+        terms = [resolve(a) for a in branch]
+        covers = [_covered(t) for t in terms]
+        total = Counter(a for cover in covers for a in cover)
+        for i, (term, cover) in enumerate(zip(terms, covers, strict=True)):
+            far = frozenset(a for a, n in total.items() if n == 1 and a not in cover)
+            beside = frozenset(identity(t) for j, t in enumerate(terms) if j != i)
+            yield from _visit(term, frozenset(), far, beside)
 
 
 def enforce(axes: Axes) -> bool:
@@ -70,6 +85,8 @@ def enforce(axes: Axes) -> bool:
             if identity(resolve(found.selector)) not in beside:
                 reduce(lambda a, b: join(a, b, _NOT_ALIGNED), found.parts)
                 return True
+        elif found.link is None and found.parents is None and not context:
+            found.parents = context  # it stands alone here, so it depends on nothing anywhere
         elif found.link is None and found.parents:
             kept = _closed(parents_of(found) & context)
             if kept != found.parents:

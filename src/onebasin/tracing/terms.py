@@ -103,7 +103,7 @@ def identity(term: Unknown) -> tuple:
     return (id(term),)
 
 
-def _head(term: Unknown) -> Unknown:
+def head(term: Unknown) -> Unknown:
     """Follow links, but stop at an atom that was cut: a product needs to know the selector."""
     while isinstance(term, Atom):
         if term.link is None:
@@ -118,7 +118,7 @@ def _resolve_product(term: Product) -> Unknown:
     flat: list[Unknown] = []
     pending = list(term.factors)
     while pending:
-        factor = _head(pending.pop(0))
+        factor = head(pending.pop(0))
         if isinstance(factor, Product):
             pending = [*factor.factors, *pending]
         elif factor.size != 1:
@@ -128,7 +128,7 @@ def _resolve_product(term: Product) -> Unknown:
         if not isinstance(total, Sum):
             continue
         selector = factor if isinstance(factor, Atom) else None
-        if selector and any(_selects(f, selector) for f in flat[:i]):
+        if selector and any(selects(f, selector) for f in flat[:i]):
             continue  # interleaved: an outer factor depends on this one
         inner = [
             Product((part, *(restrict(f, selector, n) if selector else f for f in flat[i + 1 :])))
@@ -140,12 +140,12 @@ def _resolve_product(term: Product) -> Unknown:
     return done[0] if len(done) == 1 else Product(tuple(done))
 
 
-def _selects(term: Unknown, selector: Atom) -> bool:
+def selects(term: Unknown, selector: Atom) -> bool:
     match term:
         case Cases():
-            return same_selector(term.selector, selector) or any(_selects(p, selector) for p in term.parts)
+            return same_selector(term.selector, selector) or any(selects(p, selector) for p in term.parts)
         case Product(children) | Sum(children):
-            return any(_selects(c, selector) for c in children)
+            return any(selects(c, selector) for c in children)
     return False
 
 
@@ -158,8 +158,8 @@ def restrict(term: Unknown, selector: Atom, part: int) -> Unknown:
     """A term inside one segment of a selector."""
     match term:
         case Atom():
-            head = _head(term)
-            return term if isinstance(head, Atom) else restrict(head, selector, part)
+            found = head(term)
+            return term if isinstance(found, Atom) else restrict(found, selector, part)
         case Cases():
             if same_selector(term.selector, selector) and len(term.parts) > part:
                 return restrict(term.parts[part], selector, part)
@@ -179,13 +179,12 @@ def _split_by_cut_parent(atom: Atom) -> None:
     for parent in sorted(roots, key=lambda p: p.birth):
         if isinstance(parent.link, Sum):
             rest = roots - {parent}
-            cases = tuple(Atom(atom.size, rest | _atoms_in(part)) for part in parent.link.parts)
-            atom.link = Cases(parent, cases)
+            cases = []
+            for number, part in enumerate(parent.link.parts):
+                around = [part, *(restrict(other, parent, number) for other in rest)]
+                cases.append(Atom(atom.size, frozenset(a for term in around for a in leaves(term) if a.size > 1)))
+            atom.link = Cases(parent, tuple(cases))
             return
-
-
-def _atoms_in(part: Unknown) -> frozenset[Atom]:
-    return frozenset(a for a in leaves(part) if a.size > 1)
 
 
 def parents_of(atom: Atom) -> frozenset[Atom]:
@@ -195,7 +194,7 @@ def parents_of(atom: Atom) -> frozenset[Atom]:
     while pending:
         parent = pending.pop()
         match parent.link:
-            case None | Sum():
+            case None | Sum() | Cases():
                 found.add(parent)
             case Atom():
                 pending.append(parent.link)
@@ -451,13 +450,13 @@ def _cut_sum(children: tuple[Unknown, ...], marks: list[int]) -> list[Unknown]:
 
 def _cut_product(term: Product, children: tuple[Unknown, ...], marks: list[int]) -> list[Unknown]:
     """Cut the outermost factor; where a mark falls inside one of its blocks, single that block out and cut it."""
-    head, rest = children[0], children[1:]
-    block = term.size // head.size
+    first, rest = children[0], children[1:]
+    block = term.size // first.size
     blocks = sorted({b for m in marks for b in (m // block, -(-m // block))})
-    if isinstance(head, Same):
-        spread = Sum(tuple(Product((piece, *rest)) for piece in cut(head, blocks)))
-    elif isinstance(head, Atom):
-        cut(head, blocks)
+    if isinstance(first, Same):
+        spread = Sum(tuple(Product((piece, *rest)) for piece in cut(first, blocks)))
+    elif isinstance(first, Atom):
+        cut(first, blocks)
         spread = resolve(term)
     else:
         spread = None
@@ -472,16 +471,16 @@ def narrow(axes: Axes, dim: int, start: int, length: int) -> Axes:
     """The axes of a tensor whose axis `dim` is cut down to a range; children of that axis keep their own case."""
     pieces = cut(axes[dim], [start, start + length])
     others = list(axes)
-    head, offset = _head(axes[dim]), start
-    while isinstance(head, Atom) and isinstance(head.link, Sum):
-        for number, part in enumerate(head.link.parts):
+    selector, offset = head(axes[dim]), start
+    while isinstance(selector, Atom) and isinstance(selector.link, Sum):
+        for number, part in enumerate(selector.link.parts):
             if offset < part.size:
                 break
             offset -= part.size
         if offset + length > part.size:
             break
-        others = [restrict(axis, head, number) for axis in others]
-        head = _head(part)
+        others = [restrict(axis, selector, number) for axis in others]
+        selector = head(part)
     begin = 0
     for piece in pieces:
         if begin == start:

@@ -31,7 +31,7 @@ def reduce_pair(trace: Trace, a: dict[str, Any]) -> Any:
     """max(dim) also returns where it was found; only if that is read does the order along the axis matter."""
     if "dim" not in a:
         return broadcast_or_reduce(trace, a)
-    indices_read = any(user.args[1] == 1 for user in a["node"].users)
+    indices_read = any(user.args[1] == 1 and user.users for user in a["node"].users)
     dims = _dims(a, len(a["input"]))
     if indices_read:
         trace.pin(*(a["input"][d] for d in dims), reason="a position along it is read")

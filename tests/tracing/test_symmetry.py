@@ -1,0 +1,118 @@
+import copy
+
+import pytest
+import torch
+from networks import CASES
+from torch import Tensor, nn
+
+import onebasin as ob
+from onebasin.layout import factors, gather_indices
+from onebasin.gather import gather
+from onebasin.tracing.graph import evaluation_mode, read_calls
+
+
+def randomise(model: nn.Module) -> nn.Module:
+    """Random weights and norm statistics, in float64."""
+    generator = torch.Generator().manual_seed(1)
+    model.double()
+    for name, value in model.state_dict().items():
+        if value.is_floating_point():
+            noise = torch.rand(value.shape, generator=generator, dtype=value.dtype)
+            value.copy_(0.5 + noise if name.endswith("running_var") else noise - 0.4)
+    return model
+
+
+def to_double(example_inputs):
+    return torch.utils._pytree.tree_map(
+        lambda t: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t, example_inputs
+    )
+
+
+def outputs(model: nn.Module, state, example_inputs) -> list[Tensor]:
+    (call,) = read_calls(example_inputs)
+    with evaluation_mode(model), torch.no_grad():
+        result = torch.func.functional_call(model, state, call.args, call.kwargs)
+    return [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, Tensor)]
+
+
+def written(symmetry: ob.Symmetry) -> list[str]:
+    """The groups as the table of networks writes them."""
+    sizes = symmetry.sizes
+    result = []
+    for group in symmetry.groups.values():
+        parents = [f"{sizes[p]}{'' if p in symmetry.groups else '*'}" for p in group.parents]
+        result.append(str(group.size) + (f"[{','.join(parents)}]" if parents else ""))
+    return sorted(result)
+
+
+@pytest.fixture(params=CASES, scope="module")
+def case(request):
+    torch.manual_seed(0)
+    entry = CASES[request.param]
+    model = randomise(entry.make())
+    inputs = to_double(entry.inputs())
+    return entry, model, inputs, ob.symmetry(model, inputs)
+
+
+def test_groups_are_those_a_person_counts(case):
+    entry, _, _, symmetry = case
+    assert written(symmetry) == entry.groups, f"\n{symmetry}"
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_function_is_unchanged(case, seed):
+    _, model, inputs, symmetry = case
+    state = model.state_dict()
+    expected = outputs(model, state, inputs)
+    permutation = symmetry.random(torch.Generator().manual_seed(seed))
+    moved = permutation.apply(model)
+    for e, f in zip(expected, outputs(model, moved, inputs), strict=True):
+        assert (e - f).abs().max() <= 1e-9 * max(float(e.abs().max()), 1e-3)
+    if any(group.size > 2 for group in symmetry.groups.values()):
+        assert any(not torch.equal(moved[key], state[key]) for key in state)
+
+
+def test_nothing_is_mutated(case):
+    entry, model, inputs, _ = case
+    model.train()
+    before = copy.deepcopy(model.state_dict())
+    modes = [m.training for m in model.modules()]
+    ob.symmetry(model, inputs).random().apply(model)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert modes == [m.training for m in model.modules()]
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+
+
+def test_sites_are_where_groups_live(case):
+    """A hooked activation of the permuted model is the permuted activation."""
+    _, model, inputs, symmetry = case
+    permutation = symmetry.random(torch.Generator().manual_seed(0))
+    sites = {site for found in symmetry.sites.values() for site in found}
+    seen: dict[tuple[str, int], list[Tensor]] = {}
+    handles = []
+    for path in {site.module for site in sites}:
+        counter: list[int] = []
+
+        def hook(module, args, output, path=path, counter=counter):
+            seen.setdefault((path, len(counter)), []).append(output)
+            counter.append(1)
+
+        handles.append((model.get_submodule(path).register_forward_hook(hook), counter))
+    for state in (model.state_dict(), permutation.apply(model)):
+        outputs(model, state, inputs)
+        for _, counter in handles:
+            counter.clear()
+    for handle, _ in handles:
+        handle.remove()
+    for site in sites:
+        plain, moved = seen[site.module, site.call]
+        indices = gather_indices(site.layout, permutation.indices, symmetry.parents)
+        torch.testing.assert_close(moved, gather(plain, indices), rtol=1e-9, atol=1e-9)
+
+
+def test_every_named_factor_has_its_size(case):
+    _, model, _, symmetry = case
+    for key, value in model.state_dict().items():
+        assert tuple(term.size for term in symmetry.layouts[key]) == tuple(value.shape)
+        for term in symmetry.layouts[key]:
+            assert all(symmetry.sizes[f.name] == f.size for f in factors(term) if f.name)
