@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -76,6 +77,20 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's warnings and logs about its own internals to itself: what matters comes as an exception."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    was_disabled = logger.disabled
+    logger.disabled = True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.disabled = was_disabled
+
+
 def export(model: nn.Module, call: Call) -> Program:
     """Trace one call to a graph without side effects.
 
@@ -83,8 +98,7 @@ def export(model: nn.Module, call: Call) -> Program:
         ValueError: if the inputs do not fit the model, or its control flow depends on data.
     """
     try:
-        with evaluation_mode(model), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the exporter, about its own internals
+        with evaluation_mode(model), _quiet():
             exported = torch.export.export(model, call.args, call.kwargs, strict=False)
             if _mutates(exported.graph):
                 exported = exported.run_decompositions({})
