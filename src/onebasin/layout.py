@@ -307,7 +307,8 @@ def gather_indices(
         position = torch.arange(term.size)
         if context:
             position = _along(position, axis, len(layout))
-        result.append(source(term, position, context, lookup, parents))
+        index = source(term, position, context, lookup, parents)
+        result.append(index.reshape(-1) if index.numel() == term.size else index)
     return tuple(result)
 
 

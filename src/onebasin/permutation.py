@@ -380,14 +380,17 @@ class Permutation:
         return {**saved, "state": {number: entries for number, entries in moved.items() if entries}}
 
     def _move_moment(self, key: str, what: str, parameter: Tensor, value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.dim() == 0:
+        if not isinstance(value, Tensor):
             return value
+        if value.dim() == 0:
+            return value.clone()  # load_state_dict would share it, and both optimisers would count its steps
         if value.shape != parameter.shape:
             raise ValueError(
                 f"the optimiser's {what!r} of {key!r} has shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}: "
                 "factored states cannot be permuted"
             )
-        return self._gather(value, self.symmetry.layouts[key])
+        moved = self._gather(value, self.symmetry.layouts[key])
+        return value.clone() if moved is value else moved
 
     def plans(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         """This permutation as plans for `gather.mix`: zeros and ones, rows of the target, columns of the source.

@@ -19,7 +19,8 @@ def describe(symmetry: Symmetry) -> str:
     lines = [symmetry.summary(), "", *_columns(rows)]
     reasons: dict[str, list[str]] = {}
     for (key, axis), pin in symmetry.pinned.items():
-        reasons.setdefault(str(pin), []).append(f"{key}[{axis}]")
+        part = " in part" if any(f.name in symmetry.groups for f in factors(symmetry.layouts[key][axis])) else ""
+        reasons.setdefault(str(pin), []).append(f"{key}[{axis}]{part}")
     if reasons:
         lines += ["", *_columns([("not free", "because"), *((_shorten(axes), why) for why, axes in reasons.items())])]
     if symmetry.unreached:

@@ -58,7 +58,8 @@ def verify_programs(
     symmetry: Symmetry, programs: Sequence[Program], calls: Sequence[Call], state: Mapping[str, Tensor], tolerance: float = 1e-9
 ) -> float:
     """Check a symmetry on random parameters and norm statistics: fresh norms and zero gates would hide errors."""
-    randomised = _randomise(symmetry, state)
+    kinds = {key: kind for program in programs for kind, key in program.inputs.values()}
+    randomised = _randomise(symmetry, state, {key for key, kind in kinds.items() if kind == InputKind.BUFFER})
     worst = 0.0
     for program, call in zip(programs, calls, strict=True):
         worst = max(worst, _check(symmetry, _of_program(program, call), randomised, "random weights", tolerance))
@@ -141,27 +142,25 @@ def _difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
     return worst
 
 
-def _randomise(symmetry: Symmetry, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights at a scale that neither vanishes nor explodes with depth; positive statistics; ties and integers kept."""
+def _randomise(symmetry: Symmetry, state: Mapping[str, Tensor], buffers: set[str]) -> dict[str, Tensor]:
+    """Weights at a scale that neither vanishes nor explodes with depth; buffers perturbed, variances kept positive."""
     generator = torch.Generator().manual_seed(0)
+
+    def uniform(value: Tensor) -> Tensor:  # drawn in float32: faster, and as random
+        return torch.rand(value.shape, generator=generator).to(value.device, torch.float64)
+
     alias = {key: keys[0] for keys in symmetry.ties for key in keys}
     result: dict[str, Tensor] = {}
     for key, value in state.items():
         first = alias.get(key, key)
         if first in result:
             result[key] = result[first]
-        elif not value.is_floating_point() or all(f.name is None for f in _named(symmetry, key)):
-            result[key] = value  # nothing in it can move, so its values hide nothing
+        elif not value.is_floating_point() or key in symmetry.unreached:
+            result[key] = value
+        elif key in buffers:
+            result[key] = value.double() * (0.5 + uniform(value)) + 0.1 * uniform(value)
         elif value.dim() < 2:
-            result[key] = (0.5 + torch.rand(value.shape, generator=generator, dtype=torch.float64)).to(value.device)
+            result[key] = 0.5 + uniform(value)
         else:
-            fan_in = value[0].numel()
-            noise = torch.rand(value.shape, generator=generator).sub_(0.5)  # float32 is faster, and as random
-            result[key] = noise.to(value.device, torch.float64).mul_(5 / fan_in**0.5)
+            result[key] = uniform(value).sub_(0.5).mul_(5 / value[0].numel() ** 0.5)
     return result
-
-
-def _named(symmetry: Symmetry, key: str) -> list[Any]:
-    from onebasin.layout import factors
-
-    return [f for term in symmetry.layouts[key] for f in factors(term)]

@@ -139,6 +139,8 @@ class Walker:
     def _call(self, node: Node, values: dict[Node, Any]) -> Any:
         if _operation(node) == "getitem":
             return values[node.args[0]][node.args[1]]  # type: ignore[index]
+        if not getattr(getattr(node.target, "_schema", None), "returns", True):
+            return None  # a check at run time
         rule = self._find_rule(node)
         shapes = _shapes(node)
         result = None

@@ -37,10 +37,6 @@ def dropout(trace: Trace, a: dict[str, Any]) -> Axes:
     return a["input"]
 
 
-def nothing(trace: Trace, a: dict[str, Any]) -> None:
-    """A check at run time, without a result."""
-
-
 def prelu(trace: Trace, a: dict[str, Any]) -> Axes:
     """A slope a channel."""
     x, (slopes,) = a["input"], a["weight"]
@@ -87,7 +83,6 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(_UNTAGGED, pointwise),
     **dict.fromkeys(_SAME, like_input),
     **dict.fromkeys(("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"), dropout),
-    **dict.fromkeys(("_assert_tensor_metadata", "_assert_scalar", "_assert_async"), nothing),
     "prelu": prelu,
     "glu": glu,
     "copy": fill_with_input,

@@ -1,0 +1,55 @@
+"""Data flows one way: a file imports only what stands above it in this list. (Imports inside functions are exempt.)"""
+
+import ast
+from pathlib import Path
+
+import onebasin
+
+ORDER = [
+    "layout", "files", "state", "gather", "permutation", "table",
+    "tracing.terms", "tracing.scopes", "tracing.graph", "tracing.walk",
+    "tracing.rules.contraction", "tracing.rules.convolution", "tracing.rules.normalization", "tracing.rules.elementwise",
+    "tracing.rules.reduction", "tracing.rules.rearrangement", "tracing.rules.indexing", "tracing.rules",
+    "tracing.result", "tracing.verification", "tracing",
+    "", "demo",
+]  # fmt: skip
+ROOT = Path(onebasin.__file__).parent
+
+
+def module_name(path: Path) -> str:
+    parts = list(path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(path: Path) -> set[str]:
+    """Modules of ours that a file imports at its top level."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            children = {f"{node.module}.{alias.name}" for alias in node.names}
+            modules = {c for c in children if c.removeprefix("onebasin.") in ORDER}
+            found |= modules or {node.module or ""}
+    return {f.removeprefix("onebasin").removeprefix(".") for f in found if f.split(".")[0] == "onebasin"}
+
+
+def test_every_file_has_its_place():
+    assert sorted(module_name(p) for p in ROOT.rglob("*.py")) == sorted(ORDER)
+
+
+def test_imports_point_backwards():
+    for path in ROOT.rglob("*.py"):
+        name = module_name(path)
+        for other in imported(path):
+            assert ORDER.index(other) < ORDER.index(name), f"{name} imports {other}, which stands below it"
+
+
+def test_import_needs_torch_numpy_and_scipy_alone():
+    import subprocess
+    import sys
+
+    code = "import sys, onebasin; print(*{m.split('.')[0] for m in sys.modules})"
+    loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+    assert not loaded & {"safetensors", "matplotlib", "rich", "typer", "torchvision", "transformers", "lap", "pytest"}

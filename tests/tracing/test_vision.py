@@ -1,0 +1,42 @@
+"""Real architectures of torchvision, without weights: right, and every hidden width free."""
+
+import pytest
+import torch
+
+import onebasin as ob
+
+models = pytest.importorskip("torchvision.models")
+
+# The groups are counted from the architecture: one for each hidden width that no shortcut ties to another.
+NETWORKS = {
+    "resnet18": 1 + 3 + 8,  # stem with stage 1, stages 2-4, inside of 8 blocks
+    "resnet50": 1 + 4 + 16 * 2,
+    "vgg11": 8 + 2,
+    "vgg13": 10 + 2,
+    "vgg16": 13 + 2,
+    "vgg19": 16 + 2,
+    "vgg11_bn": 8 + 2,
+    "vgg13_bn": 10 + 2,
+    "vgg16_bn": 13 + 2,
+    "vgg19_bn": 16 + 2,
+    "densenet121": 1 + 58 * 2 + 3,  # stem, two a dense layer, transitions
+    "mobilenet_v2": 1 + 16 + 7 + 1,  # stem (first block's depthwise too), expansions, residual widths, last
+    "efficientnet_b0": 40,
+    "convnext_tiny": 4 + 18,  # stages, inside of 18 blocks
+}
+
+
+@pytest.fixture(params=NETWORKS)
+def name(request):
+    return request.param
+
+
+def test_every_hidden_width_is_free(name):
+    model = getattr(models, name)(weights=None)
+    symmetry = ob.symmetry(model, torch.rand(1, 3, 32, 32))
+    assert symmetry.num_free == symmetry.num_hidden
+    assert len(symmetry.groups) == NETWORKS[name]
+    assert not symmetry.unreached
+    assert not any(group.parents for group in symmetry.groups.values())
+    first = next(iter(symmetry.groups))
+    assert first in str(symmetry)
