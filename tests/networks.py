@@ -52,9 +52,7 @@ def tokens(vocabulary: int = 10) -> Callable[[], Tensor]:
 
 
 def mlp(activation: type[nn.Module] = nn.Tanh, bias: bool = True) -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(4, 8, bias), activation(), nn.Linear(8, 6, bias), activation(), nn.Linear(6, 2, bias)
-    )
+    return nn.Sequential(nn.Linear(4, 8, bias), activation(), nn.Linear(8, 6, bias), activation(), nn.Linear(6, 2, bias))
 
 
 def experts(m, x):
@@ -171,7 +169,9 @@ CASES: dict[str, Case] = {
         lambda: Fn(lambda m, x: torch.tanh(x @ m.w + m.b) @ m.v, w=weight(4, 8), b=weight(8), v=weight(8, 2)), flat(), ["8"]
     ),
     "addmm": Case(
-        lambda: Fn(lambda m, x: torch.mm(torch.relu(torch.addmm(m.b, x, m.w)), m.v), w=weight(4, 8), b=weight(8), v=weight(8, 2)),
+        lambda: Fn(
+            lambda m, x: torch.mm(torch.relu(torch.addmm(m.b, x, m.w)), m.v), w=weight(4, 8), b=weight(8), v=weight(8, 2)
+        ),
         flat(),
         ["8"],
     ),
@@ -196,16 +196,30 @@ CASES: dict[str, Case] = {
     # convolutions
     "vgg with flatten": Case(
         lambda: nn.Sequential(
-            nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Flatten(), nn.Linear(8 * 4, 12), nn.ReLU(), nn.Dropout(), nn.Linear(12, 5),
+            nn.Conv2d(3, 6, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 8, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(8 * 4, 12),
+            nn.ReLU(),
+            nn.Dropout(),
+            nn.Linear(12, 5),
         ),
         image(),
         ["12", "6", "8"],
     ),
     "conv auto-encoder": Case(
         lambda: nn.Sequential(
-            nn.Conv2d(3, 6, 3, 2, 1), nn.ReLU(), nn.Conv2d(6, 8, 3, 2, 1), nn.ReLU(),
-            nn.ConvTranspose2d(8, 6, 2, 2), nn.ReLU(), nn.ConvTranspose2d(6, 3, 2, 2),
+            nn.Conv2d(3, 6, 3, 2, 1),
+            nn.ReLU(),
+            nn.Conv2d(6, 8, 3, 2, 1),
+            nn.ReLU(),
+            nn.ConvTranspose2d(8, 6, 2, 2),
+            nn.ReLU(),
+            nn.ConvTranspose2d(6, 3, 2, 2),
         ),
         image(),
         ["6", "6", "8"],
@@ -218,16 +232,25 @@ CASES: dict[str, Case] = {
     "conv1d and conv3d": Case(
         lambda: Fn(
             lambda m, x, y: m.b(m.a(x).relu()) + m.d(m.c(y).relu()).mean((3, 4)),
-            a=nn.Conv1d(3, 6, 3), b=nn.Conv1d(6, 2, 1), c=nn.Conv3d(1, 5, 2), d=nn.Conv3d(5, 2, 1),
+            a=nn.Conv1d(3, 6, 3),
+            b=nn.Conv1d(6, 2, 1),
+            c=nn.Conv3d(1, 5, 2),
+            d=nn.Conv3d(5, 2, 1),
         ),
         lambda: (torch.randn(2, 3, 6), torch.randn(2, 1, 5, 4, 4)),
         ["5", "6"],
     ),
     "inverted residual with squeeze and excitation": Case(
         lambda: Fn(
-            inverted_residual, stem=nn.Conv2d(3, 8, 3), norm=nn.BatchNorm2d(8), expand=nn.Conv2d(8, 16, 1),
-            depthwise=nn.Conv2d(16, 16, 3, padding=1, groups=16), squeeze=nn.Conv2d(16, 4, 1), excite=nn.Conv2d(4, 16, 1),
-            project=nn.Conv2d(16, 8, 1), head=nn.Linear(8, 2),
+            inverted_residual,
+            stem=nn.Conv2d(3, 8, 3),
+            norm=nn.BatchNorm2d(8),
+            expand=nn.Conv2d(8, 16, 1),
+            depthwise=nn.Conv2d(16, 16, 3, padding=1, groups=16),
+            squeeze=nn.Conv2d(16, 4, 1),
+            excite=nn.Conv2d(4, 16, 1),
+            project=nn.Conv2d(16, 8, 1),
+            head=nn.Linear(8, 2),
         ),
         image(),
         ["16", "4", "8"],
@@ -243,9 +266,7 @@ CASES: dict[str, Case] = {
         ["2", "4[2]", "6[2]"],
     ),
     "decoder from a vector": Case(
-        lambda: Fn(
-            lambda m, x: m.b(m.a(x).relu().view(-1, 6, 3, 3)), a=nn.Linear(4, 54), b=nn.ConvTranspose2d(6, 2, 2)
-        ),
+        lambda: Fn(lambda m, x: m.b(m.a(x).relu().view(-1, 6, 3, 3)), a=nn.Linear(4, 54), b=nn.ConvTranspose2d(6, 2, 2)),
         flat(),
         ["6"],
     ),
@@ -253,12 +274,16 @@ CASES: dict[str, Case] = {
         lambda: nn.Sequential(nn.Conv2d(3, 12, 3), nn.PixelShuffle(2), nn.ReLU(), nn.Conv2d(3, 2, 1)), image(), ["3"]
     ),
     # norms
-    "batch norm 1d": Case(lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)), flat(), ["8"]),
+    "batch norm 1d": Case(
+        lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)), flat(), ["8"]
+    ),
     "batch norm 2d": Case(
         lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 3)), image(), ["8"]
     ),
     "batch norm in place": Case(
-        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Conv2d(8, 2, 3)), image(), ["8"]
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Conv2d(8, 2, 3)),
+        image(),
+        ["8"],
     ),
     "layer norm": Case(lambda: nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 2)), flat(), ["8"]),
     "instance norm": Case(
@@ -274,7 +299,9 @@ CASES: dict[str, Case] = {
     ),
     "weight norm": Case(
         lambda: nn.Sequential(
-            nn.utils.parametrizations.weight_norm(nn.Linear(4, 8)), nn.ReLU(), nn.utils.parametrizations.weight_norm(nn.Linear(8, 2))
+            nn.utils.parametrizations.weight_norm(nn.Linear(4, 8)),
+            nn.ReLU(),
+            nn.utils.parametrizations.weight_norm(nn.Linear(8, 2)),
         ),
         flat(),
         ["8"],
@@ -290,24 +317,38 @@ CASES: dict[str, Case] = {
     "residual mlp": Case(
         lambda: Fn(
             lambda m, x: m.head((h := m.embed(x)) + m.down(F.gelu(m.up(m.norm(h))))),
-            embed=nn.Linear(4, 8), norm=nn.LayerNorm(8), up=nn.Linear(8, 12), down=nn.Linear(12, 8), head=nn.Linear(8, 2),
+            embed=nn.Linear(4, 8),
+            norm=nn.LayerNorm(8),
+            up=nn.Linear(8, 12),
+            down=nn.Linear(12, 8),
+            head=nn.Linear(8, 2),
         ),
         flat(),
         ["12", "8"],
     ),
     "prelu": Case(
-        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.PReLU(8), nn.Conv2d(8, 6, 3), nn.PReLU(), nn.Conv2d(6, 2, 1)), image(), ["6", "8"]
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.PReLU(8), nn.Conv2d(8, 6, 3), nn.PReLU(), nn.Conv2d(6, 2, 1)),
+        image(),
+        ["6", "8"],
     ),
     "masks and gates": Case(
         lambda: Fn(masked, a=nn.Linear(4, 8), slope=weight(8), floor=weight(8), gate=nn.Linear(4, 8), b=nn.Linear(8, 2)),
         flat(),
         ["8"],
     ),
-    "dropout in train mode": Case(lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2)).train(), flat(), ["8"]),
+    "dropout in train mode": Case(
+        lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2)).train(), flat(), ["8"]
+    ),
     # pooling, reductions, interpolation, padding
     "global pooling": Case(
         lambda: nn.Sequential(
-            nn.Conv2d(3, 6, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(6, 8, 3), nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(8, 2)
+            nn.Conv2d(3, 6, 3),
+            nn.ReLU(),
+            nn.AvgPool2d(2),
+            nn.Conv2d(6, 8, 3),
+            nn.AdaptiveMaxPool2d(1),
+            nn.Flatten(),
+            nn.Linear(8, 2),
         ),
         image(),
         ["6", "8"],
@@ -320,7 +361,9 @@ CASES: dict[str, Case] = {
     "maximum and its place": Case(
         lambda: Fn(
             lambda m, x: (m.c(m.a(x).max(1, keepdim=True).values), m.b(x).argmax(1)),
-            a=nn.Linear(4, 8), b=nn.Linear(4, 8), c=nn.Linear(1, 2),
+            a=nn.Linear(4, 8),
+            b=nn.Linear(4, 8),
+            c=nn.Linear(1, 2),
         ),
         flat(),
         ["8"],
@@ -328,7 +371,9 @@ CASES: dict[str, Case] = {
     # rearrangement
     "densenet": Case(
         lambda: Fn(
-            densenet, stem=nn.Conv2d(3, 6, 3), head=nn.Linear(14, 2),
+            densenet,
+            stem=nn.Conv2d(3, 6, 3),
+            head=nn.Linear(14, 2),
             norms=nn.ModuleList([nn.BatchNorm2d(6), nn.BatchNorm2d(10)]),
             convs=nn.ModuleList([nn.Conv2d(6, 4, 3, padding=1), nn.Conv2d(10, 4, 3, padding=1)]),
         ),
@@ -338,15 +383,24 @@ CASES: dict[str, Case] = {
     "chunked glu": Case(
         lambda: Fn(
             lambda m, x: m.c(F.glu(m.b((h := m.a(x).chunk(2, -1))[0] * torch.sigmoid(h[1])))),
-            a=nn.Linear(4, 12), b=nn.Linear(6, 10), c=nn.Linear(5, 2),
+            a=nn.Linear(4, 12),
+            b=nn.Linear(6, 10),
+            c=nn.Linear(5, 2),
         ),
         flat(),
         ["5", "6"],
     ),
     "mlp-mixer": Case(
         lambda: Fn(
-            mixer, patches=nn.Conv2d(3, 8, 4, 4), norm1=nn.LayerNorm(8), norm2=nn.LayerNorm(8), token1=nn.Linear(4, 6),
-            token2=nn.Linear(6, 4), channel1=nn.Linear(8, 12), channel2=nn.Linear(12, 8), head=nn.Linear(8, 2),
+            mixer,
+            patches=nn.Conv2d(3, 8, 4, 4),
+            norm1=nn.LayerNorm(8),
+            norm2=nn.LayerNorm(8),
+            token1=nn.Linear(4, 6),
+            token2=nn.Linear(6, 4),
+            channel1=nn.Linear(8, 12),
+            channel2=nn.Linear(12, 8),
+            head=nn.Linear(8, 2),
         ),
         image(),
         ["12", "6", "8"],
@@ -360,7 +414,7 @@ CASES: dict[str, Case] = {
         ["2", "2", "4"],
     ),
     "one unit read apart": Case(
-        lambda: Fn(lambda m, x: m.b((h := m.a(x).relu())) + h[:, :1] - h[:, 3:4], a=nn.Linear(4, 8), b=nn.Linear(8, 2)),
+        lambda: Fn(lambda m, x: m.b(h := m.a(x).relu()) + h[:, :1] - h[:, 3:4], a=nn.Linear(4, 8), b=nn.Linear(8, 2)),
         flat(),
         ["2", "4"],
     ),
@@ -370,7 +424,10 @@ CASES: dict[str, Case] = {
     "repeat and expand": Case(
         lambda: Fn(
             lambda m, x: m.c(m.b(m.a(x).repeat(1, 2).relu() * m.s.expand(3, 16)).repeat_interleave(3, 1)),
-            a=nn.Linear(4, 8), s=weight(1), b=nn.Linear(16, 5), c=nn.Linear(15, 2),
+            a=nn.Linear(4, 8),
+            s=weight(1),
+            b=nn.Linear(16, 5),
+            c=nn.Linear(15, 2),
         ),
         flat(),
         ["2[8]", "3[5]", "5", "8"],  # the copies of a unit can be exchanged too
@@ -378,7 +435,11 @@ CASES: dict[str, Case] = {
     # traps
     "traps": Case(
         lambda: Fn(
-            traps, **{n: nn.Linear(4, 5) for n in "abcdefg"}, ramp=torch.linspace(0, 1, 5), free=nn.Linear(5, 8), out=nn.Linear(8, 2)
+            traps,
+            **{n: nn.Linear(4, 5) for n in "abcdefg"},
+            ramp=torch.linspace(0, 1, 5),
+            free=nn.Linear(5, 8),
+            out=nn.Linear(8, 2),
         ),
         flat(),
         ["8"],
@@ -388,58 +449,82 @@ CASES: dict[str, Case] = {
     ),
     "gather and scatter": Case(
         lambda: Fn(
-            lambda m, x: m.b(m.a(x).gather(1, torch.arange(8).expand(3, 8)))
-            + m.d(torch.zeros(3, 6, dtype=x.dtype).scatter_add(1, torch.arange(6).expand(3, 6), m.c(x))),
-            a=nn.Linear(4, 8), b=nn.Linear(8, 2), c=nn.Linear(4, 6), d=nn.Linear(6, 2),
+            lambda m, x: (
+                m.b(m.a(x).gather(1, torch.arange(8).expand(3, 8)))
+                + m.d(torch.zeros(3, 6, dtype=x.dtype).scatter_add(1, torch.arange(6).expand(3, 6), m.c(x)))
+            ),
+            a=nn.Linear(4, 8),
+            b=nn.Linear(8, 2),
+            c=nn.Linear(4, 6),
+            d=nn.Linear(6, 2),
         ),
         flat(),
         [],
     ),
     # whole-module matters
     "tied auto-encoder": Case(
-        lambda: Fn(lambda m, x: F.linear(torch.relu(F.linear(x, m.w, m.b)), m.w.t()), w=weight(8, 4), b=weight(8)), flat(), ["8"]
+        lambda: Fn(lambda m, x: F.linear(torch.relu(F.linear(x, m.w, m.b)), m.w.t()), w=weight(8, 4), b=weight(8)),
+        flat(),
+        ["8"],
     ),
     "tied embedding": Case(Tied, tokens(), ["12", "8"]),
     "block used three times": Case(
-        lambda: Fn(recursive, embed=nn.Linear(4, 8), block=nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 8)), head=nn.Linear(8, 2)),
+        lambda: Fn(
+            recursive,
+            embed=nn.Linear(4, 8),
+            block=nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 8)),
+            head=nn.Linear(8, 2),
+        ),
         flat(),
         ["6", "8"],
     ),
     "two heads": Case(
         lambda: Fn(
-            lambda m, x: {"a": m.a(h := m.trunk(x).relu()), "b": [m.b(h)]}, trunk=nn.Linear(4, 8), a=nn.Linear(8, 2), b=nn.Linear(8, 3)
+            lambda m, x: {"a": m.a(h := m.trunk(x).relu()), "b": [m.b(h)]},
+            trunk=nn.Linear(4, 8),
+            a=nn.Linear(8, 2),
+            b=nn.Linear(8, 3),
         ),
         flat(),
         ["8"],
     ),
     "two inputs": Case(
         lambda: Fn(
-            lambda m, x, scale: m.c((m.a(x) + m.b(scale)).relu()), a=nn.Linear(4, 8), b=nn.Linear(3, 8, bias=False), c=nn.Linear(8, 2)
+            lambda m, x, scale: m.c((m.a(x) + m.b(scale)).relu()),
+            a=nn.Linear(4, 8),
+            b=nn.Linear(3, 8, bias=False),
+            c=nn.Linear(8, 2),
         ),
         lambda: {"x": torch.randn(3, 4), "scale": torch.randn(3, 3)},
         ["8"],
     ),
     "unused parameters": Case(
-        lambda: Fn(lambda m, x: m.b(m.a(x).relu()), a=nn.Linear(4, 8), b=nn.Linear(8, 2), spare=nn.Linear(8, 8)), flat(), ["8"]
+        lambda: Fn(lambda m, x: m.b(m.a(x).relu()), a=nn.Linear(4, 8), b=nn.Linear(8, 2), spare=nn.Linear(8, 8)),
+        flat(),
+        ["8"],
     ),
     "buffer as a mask": Case(
         lambda: Fn(
-            lambda m, x: m.c(m.b(m.a(x) * m.mask).relu()), a=nn.Linear(4, 8), b=nn.Linear(8, 6), c=nn.Linear(6, 2), mask=torch.rand(8)
+            lambda m, x: m.c(m.b(m.a(x) * m.mask).relu()),
+            a=nn.Linear(4, 8),
+            b=nn.Linear(8, 6),
+            c=nn.Linear(6, 2),
+            mask=torch.rand(8),
         ),
         flat(),
         ["6"],
     ),
     "output in the middle": Case(
-        lambda: Fn(lambda m, x: (h := m.a(x).relu(), m.c(m.b(h).relu())), a=nn.Linear(4, 8), b=nn.Linear(8, 6), c=nn.Linear(6, 2)),
+        lambda: Fn(
+            lambda m, x: (h := m.a(x).relu(), m.c(m.b(h).relu())), a=nn.Linear(4, 8), b=nn.Linear(8, 6), c=nn.Linear(6, 2)
+        ),
         flat(),
         ["6"],
     ),
     # nested structure that falls out of the plain rules
     "attention by hand": Case(
-        lambda: Fn(
-            attention, embed=nn.Linear(4, 12), qkv=nn.Linear(12, 36), out=nn.Linear(12, 12), head=nn.Linear(12, 2)
-        ),
+        lambda: Fn(attention, embed=nn.Linear(4, 12), qkv=nn.Linear(12, 36), out=nn.Linear(12, 12), head=nn.Linear(12, 2)),
         lambda: torch.randn(2, 5, 4),
         ["12", "12", "3", "4[3]", "4[3]"],
     ),
-}  # fmt: skip
+}

@@ -6,8 +6,8 @@ from pathlib import Path
 import onebasin
 
 ORDER = [
-    "layout", "files", "state", "gather", "permutation", "table",
-    "tracing.terms", "tracing.scopes", "tracing.graph", "tracing.walk",
+    "layout", "files", "state", "gather", "structure", "permutation", "table",
+    "tracing.terms", "tracing.unification", "tracing.scopes", "tracing.graph", "tracing.walk",
     "tracing.rules.contraction", "tracing.rules.convolution", "tracing.rules.normalization", "tracing.rules.elementwise",
     "tracing.rules.reduction", "tracing.rules.rearrangement", "tracing.rules.indexing", "tracing.rules",
     "tracing.result", "tracing.verification", "tracing",
@@ -52,4 +52,13 @@ def test_import_needs_torch_numpy_and_scipy_alone():
 
     code = "import sys, onebasin; print(*{m.split('.')[0] for m in sys.modules})"
     loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
-    assert not loaded & {"safetensors", "matplotlib", "rich", "typer", "torchvision", "transformers", "lap", "pytest"}
+    assert not loaded & {
+        "safetensors",
+        "matplotlib",
+        "rich",
+        "typer",
+        "torchvision",
+        "transformers",
+        "lap",
+        "pytest",
+    }

@@ -8,7 +8,9 @@ import onebasin
 from onebasin.layout import Factor, Product, Sum, parse, write
 
 
-@pytest.mark.parametrize("text", ["h i", "o (h 49)", "(h q)+(h k) i", "(h (q+k+v)) i", "a+b+c", "", "layer1.0.conv1 (x:2 3)"])
+@pytest.mark.parametrize(
+    "text", ["h i", "o (h 49)", "(h q)+(h k) i", "(h (q+k+v)) i", "a+b+c", "", "layer1.0.conv1 (x:2 3)"]
+)
 def test_text_round_trip(text):
     assert write(parse(text)) == text
 
@@ -20,7 +22,9 @@ def test_parsed_structure():
     assert term.size == 16
 
 
-MODULES = [m.name for m in pkgutil.walk_packages(onebasin.__path__, "onebasin.") if not m.name.endswith(("__main__", "kernels"))]
+MODULES = [
+    m.name for m in pkgutil.walk_packages(onebasin.__path__, "onebasin.") if not m.name.endswith(("__main__", "kernels"))
+]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -34,7 +34,8 @@ def states(draw):
     """Tensors for the axes above, with sizes drawn at random."""
     size = {name: draw(st.integers(1, 4)) for name in "hdeuifgo"}
     shapes = {
-        "plain": ("h", "i"), "twice": ("h", "h"), "flattened": ("o", "h*3"), "heads": ("h*d", "o"), "heads apart": ("h", "d", "o"),
+        "plain": ("h", "i"), "twice": ("h", "h"), "flattened": ("o", "h*3"), "heads": ("h*d", "o"),
+        "heads apart": ("h", "d", "o"),
         "both axes nested": ("h*d", "h*e"), "packed": ("h*d+h*e+h*d", "i"), "sum inside": ("h*(d+e)", "i"),
         "three levels": ("o", "h*d*u"), "grouped convolution": ("h*d", "e", "2"), "transposed": ("e", "2", "h*d"),
         "interleaved": ("d*h", "i"), "fixed parent": ("f", "g"), "fixed parent inside": ("i", "f*g"), "bias": ("h",),
@@ -130,7 +131,11 @@ def test_soft_is_differentiable():
 @pytest.mark.parametrize("shape", [(7, 5), (7, 5, 3, 3), (7, 5, 1, 1), (300, 1000)])
 def test_gather_of_every_type(dtype, shape):
     tensor = torch.randint(-100, 100, shape).to(dtype)
-    symmetry = ob.Symmetry.from_axes({"w": "a b" + " 3 3" * (shape[2:] == (3, 3)) + " 1 1" * (shape[2:] == (1, 1))}, ["a", "b"], {"w": tensor})
+    symmetry = ob.Symmetry.from_axes(
+        {"w": "a b" + " 3 3" * (shape[2:] == (3, 3)) + " 1 1" * (shape[2:] == (1, 1))},
+        ["a", "b"],
+        {"w": tensor},
+    )
     p = symmetry.random()
     indices = gather_indices(symmetry.layouts["w"], p.indices, symmetry.parents)
     for source in (tensor, tensor.transpose(0, 1).contiguous().transpose(0, 1)):
@@ -209,8 +214,14 @@ class TestRefusals:
         ("change", "message"),
         [
             (lambda s: s.pop("2.bias"), "the state has no '2.bias'"),
-            (lambda s: s.update(extra=torch.ones(1)), "the state has 'extra', which the symmetry does not know"),
-            (lambda s: s.update({"0.weight": torch.ones(9, 4)}), r"'0.weight' has shape \(9, 4\), the symmetry expects \(8, 4\)"),
+            (
+                lambda s: s.update(extra=torch.ones(1)),
+                "the state has 'extra', which the symmetry does not know",
+            ),
+            (
+                lambda s: s.update({"0.weight": torch.ones(9, 4)}),
+                r"'0.weight' has shape \(9, 4\), the symmetry expects \(8, 4\)",
+            ),
         ],
     )
     def test_first_difference_is_named(self, change, message):
@@ -242,7 +253,13 @@ class TestRefusals:
         damaged = tmp_path / "p.safetensors"
         self.symmetry.random().save(damaged)
         whole = damaged.read_bytes()
-        for content in (b"", b"not a file", whole[:50], whole[:-8], whole.replace(b"onebasin permutation 1", b"onebasin permutation 9")):
+        for content in (
+            b"",
+            b"not a file",
+            whole[:50],
+            whole[:-8],
+            whole.replace(b"onebasin permutation 1", b"onebasin permutation 9"),
+        ):
             damaged.write_bytes(content)
             with pytest.raises(ValueError, match=r"p.safetensors"):
                 ob.Permutation.load(damaged)
@@ -297,7 +314,7 @@ class TestFromAxes:
         good = ob.Symmetry.from_axes({"0.weight": "h i", "0.bias": "h", "2.weight": "o h"}, ["h"])
         assert good.verify(model, torch.randn(3, 4)) < 1e-12
         forgotten = ob.Symmetry.from_axes({"0.weight": "h i", "2.weight": "o h"}, ["h"])
-        with pytest.raises(ValueError, match="permuting changes the function on this model's weights.*'h'"):
+        with pytest.raises(ValueError, match=r"permuting changes the function on this model's weights.*'h'"):
             forgotten.verify(model, torch.randn(3, 4))
 
     def test_serves_models_that_cannot_be_traced(self):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onebasin.layout import Factor, Layout, Product, Sum, Term, names
+from onebasin.layout import Factor, Layout, Product, Term, names
 
 # A tile should stay in the cache between its two gathers; below this many entries in a row's run, tiles pay.
 _TILE_BYTES = 1 << 20
@@ -35,7 +35,9 @@ def gather(tensor: Tensor, indices: tuple[Tensor | None, ...]) -> Tensor:
     if len(moved) == 1 and not spanned:
         return tensor.index_select(moved[0], leading[moved[0]])
     mesh = [
-        index.view([-1 if i == axis else 1 for i in range(len(leading))]) if index.dim() == 1 else index.view(index.shape[: len(leading)])
+        index.view([-1 if i == axis else 1 for i in range(len(leading))])
+        if index.dim() == 1
+        else index.view(index.shape[: len(leading)])
         for axis, index in enumerate(leading)
     ]
     if not tensor.is_cpu:
@@ -81,7 +83,9 @@ def mix(tensor: Tensor, layout: Layout, plans: Plans, parents: Mapping[str, tupl
     return _mix(tensor, list(layout), list(range(len(layout))), plans, parents).to(tensor.dtype)
 
 
-def _mix(tensor: Tensor, terms: list[Term], homes: list[int], plans: Plans, parents: Mapping[str, tuple[str, ...]]) -> Tensor:
+def _mix(
+    tensor: Tensor, terms: list[Term], homes: list[int], plans: Plans, parents: Mapping[str, tuple[str, ...]]
+) -> Tensor:
     for axis, term in enumerate(terms):
         if isinstance(term, Factor) or not names((term,)) & plans.keys():
             continue

@@ -148,10 +148,8 @@ def fit(term: Term, size: int, sizes: dict[str, int]) -> bool:
         ValueError: if the term cannot have that extent.
     """
     match term:
-        case Factor(_, None):
-            known = term.size
-        case Factor(_, name):
-            known = sizes.setdefault(name, size)
+        case Factor(fixed, name):
+            known = fixed if name is None else sizes.setdefault(name, size)
         case Product(children):
             unknown = [c for c in children if not _known(c, sizes)]
             rest = math.prod(_extent(c, sizes) for c in children if c not in unknown)
@@ -232,7 +230,11 @@ def coordinate(term: Term, name: str, position: Tensor) -> Tensor:
 
 
 def source(
-    term: Term, position: Tensor, context: Mapping[str, Tensor], lookup: Lookup, parents: Mapping[str, tuple[str, ...]]
+    term: Term,
+    position: Tensor,
+    context: Mapping[str, Tensor],
+    lookup: Lookup,
+    parents: Mapping[str, tuple[str, ...]],
 ) -> Tensor:
     """Where each target position of a term comes from: new[h, d] = old[s[h], p[h][d]].
 
@@ -284,9 +286,7 @@ def _segments(children: tuple[Term, ...], position: Tensor) -> Iterator[tuple[Te
         start += child.size
 
 
-def gather_indices(
-    layout: Layout, lookup: Lookup, parents: Mapping[str, tuple[str, ...]]
-) -> tuple[Tensor | None, ...]:
+def gather_indices(layout: Layout, lookup: Lookup, parents: Mapping[str, tuple[str, ...]]) -> tuple[Tensor | None, ...]:
     """For each axis the source index of every target position; None where the axis stays as it is.
 
     An index is one-dimensional, unless the axis depends on other axes of the tensor (the inputs of a grouped

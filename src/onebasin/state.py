@@ -1,5 +1,6 @@
 """What a model is to us: a dict from state key to tensor, in which tied keys hold the same tensor object."""
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -51,14 +52,14 @@ def find_ties(model: nn.Module) -> tuple[tuple[str, ...], ...]:
             storage = value.untyped_storage().data_ptr()
             identity = (storage, value.storage_offset(), value.shape, value.stride(), value.dtype)
             if identity not in by_memory:
-                start = value.storage_offset() * value.element_size()
-                extent = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True)) + 1
+                start = int(value.storage_offset()) * value.element_size()
+                extent = int(sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))) + 1
                 spans.setdefault(storage, []).append((start, start + extent * value.element_size(), key))
             seen[id(value)] = by_memory.setdefault(identity, [])
         seen[id(value)].append(key)
     for intervals in spans.values():
         intervals.sort()
-        for (_, end, first), (start, _, second) in zip(intervals, intervals[1:], strict=False):
+        for (_, end, first), (start, _, second) in itertools.pairwise(intervals):
             if start < end:
                 raise ValueError(
                     f"{first!r} and {second!r} share part of their memory; give each its own tensor "

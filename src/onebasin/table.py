@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onebasin.layout import Factor, factors, write
-from onebasin.permutation import Symmetry
+from onebasin.structure import Symmetry
 
 _SHOWN = 3
 
@@ -22,7 +22,10 @@ def describe(symmetry: Symmetry) -> str:
         part = " in part" if any(f.name in symmetry.groups for f in factors(symmetry.layouts[key][axis])) else ""
         reasons.setdefault(str(pin), []).append(f"{key}[{axis}]{part}")
     if reasons:
-        lines += ["", *_columns([("not free", "because"), *((_shorten(axes), why) for why, axes in reasons.items())])]
+        lines += [
+            "",
+            *_columns([("not free", "because"), *((_shorten(axes), why) for why, axes in reasons.items())]),
+        ]
     if symmetry.unreached:
         lines += ["", f"never used by these calls, left alone: {_shorten(symmetry.unreached)}"]
     return "\n".join(lines)

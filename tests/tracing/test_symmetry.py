@@ -6,8 +6,8 @@ from networks import CASES
 from torch import Tensor, nn
 
 import onebasin as ob
-from onebasin.layout import factors, gather_indices
 from onebasin.gather import gather
+from onebasin.layout import factors, gather_indices
 from onebasin.state import read_state
 from onebasin.tracing.graph import evaluation_mode, read_calls
 
@@ -74,7 +74,7 @@ def test_function_is_unchanged(case, seed):
 
 
 def test_nothing_is_mutated(case):
-    entry, model, inputs, _ = case
+    _, model, inputs, _ = case
     model.train()
     before = copy.deepcopy(model.state_dict())
     modes = [m.training for m in model.modules()]

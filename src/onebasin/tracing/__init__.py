@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from onebasin.permutation import Symmetry
 from onebasin.state import find_ties, read_state
+from onebasin.structure import Symmetry
 from onebasin.tracing.graph import export, read_calls
 from onebasin.tracing.result import build
 from onebasin.tracing.rules import RULES, STATISTICS, pointwise

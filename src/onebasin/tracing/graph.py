@@ -140,7 +140,17 @@ def _mutates(graph: torch.fx.Graph) -> bool:
 
 # Composite operations whose result is always memory of its own. Of others their schemas do not tell: dropout in eval mode
 # returns its input.
-_FRESH = {"conv1d", "conv2d", "conv3d", "linear", "batch_norm", "layer_norm", "group_norm", "matmul", "scaled_dot_product_attention"}
+_FRESH = {
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "linear",
+    "batch_norm",
+    "layer_norm",
+    "group_norm",
+    "matmul",
+    "scaled_dot_product_attention",
+}
 
 
 def _is_fresh(operation: Any) -> bool:

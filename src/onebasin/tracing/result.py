@@ -9,10 +9,12 @@ from functools import reduce
 
 from torch import Tensor, nn
 
-from onebasin.layout import Factor, Layout, Product, Sum, Term, factors
-from onebasin.permutation import Group, Pin, Site, Symmetry
+from onebasin.layout import Factor, Layout, Product, Sum, Term
+from onebasin.layout import names as names_in
+from onebasin.structure import Group, Pin, Site, Symmetry
 from onebasin.tracing.scopes import settle
-from onebasin.tracing.terms import Atom, Cases, Unknown, join, leaves, parents_of, resolve
+from onebasin.tracing.terms import Atom, Cases, Unknown, leaves, parents_of, resolve
+from onebasin.tracing.unification import join
 from onebasin.tracing.walk import Trace
 
 _INTERLEAVED = Pin("interleaved segments are treated alike")
@@ -162,7 +164,7 @@ def _sites(
         if path not in leaf_modules or any(True for axis in axes for _ in _unnamed(resolve(axis), names)):
             continue
         layout = tuple(_convert(axis, names) for axis in axes)
-        for name in sorted({f.name for term in layout for f in factors(term) if f.name in groups}):
+        for name in sorted(names_in(layout) & groups.keys()):
             found[name].append(Site(path, call, layout))
     return {name: tuple(sites) for name, sites in found.items()}
 

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator
 from functools import reduce
 
 from onebasin.layout import Product, Sum
-from onebasin.permutation import Pin
-from onebasin.tracing.terms import Atom, Axes, Cases, Unknown, head, identity, join, parents_of, resolve, restrict, selects
+from onebasin.structure import Pin
+from onebasin.tracing.terms import Atom, Axes, Cases, Unknown, head, identity, parents_of, resolve, restrict, selects
+from onebasin.tracing.unification import join
 
 _NOT_ALIGNED = Pin("segments of an axis are treated alike")
 
@@ -105,11 +106,12 @@ def _closed(parents: frozenset[Atom]) -> frozenset[Atom]:
 
 
 def settle(scopes: Iterable[Axes]) -> None:
-    """Enforce all scopes until nothing changes, then decide what was left open: an atom that was never asked depends on
-    whatever stands beside it everywhere."""
+    """Enforce all scopes until nothing changes, then decide what was left open.
+
+    An atom that was never asked depends on whatever stands beside it everywhere.
+    """
     scopes = _distinct(scopes)
-    while any([enforce(s) for s in scopes]):
-        pass
+    _enforce_all(scopes)
     contexts: dict[Atom, frozenset[Atom]] = {}
     for scope in scopes:
         for found, context, _ in _walk(scope):
@@ -118,8 +120,15 @@ def settle(scopes: Iterable[Axes]) -> None:
     for atom in sorted(contexts, key=lambda a: a.birth):
         older = frozenset(p for p in contexts[atom] if p.size > 1 and p.parents is not None)
         atom.parents = _closed(frozenset(p for p in older if atom not in _ancestors(p)))
-    while any([enforce(s) for s in scopes]):
-        pass
+    _enforce_all(scopes)
+
+
+def _enforce_all(scopes: list[Axes]) -> None:
+    changed = True
+    while changed:
+        changed = False
+        for scope in scopes:
+            changed = enforce(scope) or changed
 
 
 def _ancestors(atom: Atom) -> set[Atom]:

@@ -11,8 +11,9 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onebasin.permutation import Permutation, Symmetry
+from onebasin.permutation import Permutation
 from onebasin.state import read_state
+from onebasin.structure import Symmetry
 from onebasin.tracing.graph import Call, Program, evaluation_mode, export, read_calls
 
 Function = Callable[[Mapping[str, Tensor]], list[Tensor]]
@@ -22,7 +23,7 @@ Function = Callable[[Mapping[str, Tensor]], list[Tensor]]
 class _Float64(TorchDispatchMode):
     """Promote every floating type to float64, casts and new tensors included: rounding must not hide a wrong axis."""
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, D105
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         if isinstance(kwargs.get("dtype"), torch.dtype) and kwargs["dtype"].is_floating_point:
             kwargs["dtype"] = torch.float64
@@ -55,7 +56,11 @@ def verify(symmetry: Symmetry, model: nn.Module, example_inputs: Any, tolerance:
 
 
 def verify_programs(
-    symmetry: Symmetry, programs: Sequence[Program], calls: Sequence[Call], state: Mapping[str, Tensor], tolerance: float = 1e-9
+    symmetry: Symmetry,
+    programs: Sequence[Program],
+    calls: Sequence[Call],
+    state: Mapping[str, Tensor],
+    tolerance: float = 1e-9,
 ) -> float:
     """Check a symmetry on random parameters and norm statistics: fresh norms and zero gates would hide errors."""
     kinds = {key: kind for program in programs for kind, key in program.inputs.values()}

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
+from torch.fx.node import map_arg
 
-from onebasin.permutation import Pin
-from onebasin.tracing import terms
+from onebasin.structure import Pin
+from onebasin.tracing import unification
 from onebasin.tracing.graph import Program
 from onebasin.tracing.scopes import enforce
 from onebasin.tracing.terms import ONE, Atom, Axes, Same, Unknown, leaves
@@ -37,30 +38,30 @@ class Trace:
         """Forbid axes to move, because of the current operation."""
         why = Pin(reason or self.why.reason, self.why.operation, self.why.module)
         for axis in axes:
-            terms.pin(axis, why)
+            unification.pin(axis, why)
 
     def pinned(self, size: int, reason: str) -> Unknown:
         """A new axis that cannot move."""
-        return terms.pinned(size, Pin(reason, self.why.operation, self.why.module))
+        return unification.pinned(size, Pin(reason, self.why.operation, self.why.module))
 
     def join(self, *axes: Unknown) -> Unknown:
         """Make axes equal; those of size one are broadcast and do not count. Returns the result."""
         wide = [a for a in axes if a.size != 1]
         result = wide[0] if wide else ONE
         for other in wide[1:]:
-            result = terms.join(result, other, self.why)
+            result = unification.join(result, other, self.why)
         return result
 
     def join_axes(self, *tensors: Sequence[Unknown]) -> Axes:
         """Make tensors of one shape equal, axis by axis, parents before children."""
         result = list(tensors[0])
         for other in tensors[1:]:
-            result = terms.join_all(zip(result, other, strict=True), self.why)
+            result = unification.join_all(zip(result, other, strict=True), self.why)
         return tuple(result)
 
     def split(self, axis: Unknown, inner: int) -> tuple[Unknown, Unknown]:
         """An axis as a product (outer, inner); pinned where its structure does not allow that."""
-        halves = terms.split(axis, inner)
+        halves = unification.split(axis, inner)
         if halves is not None:
             return halves
         self.pin(axis, reason="reshaped across its structure")
@@ -117,7 +118,7 @@ class Walker:
             return value
         shape = tuple(int(n) for n in value.shape)
         if kind == InputKind.USER_INPUT:
-            return tuple(terms.pinned(n, Pin("model input", name)) for n in shape)
+            return tuple(unification.pinned(n, Pin("model input", name)) for n in shape)
         if kind == InputKind.PARAMETER or (kind == InputKind.BUFFER and _is_statistic(node, self.statistics)):
             key = self.aliases.get(name, name)
             if node.users:
@@ -127,12 +128,12 @@ class Walker:
                 self.trace.scopes.append(self.trace.state[key])
             return self.trace.state[key]
         if kind == InputKind.BUFFER:
-            axes = tuple(terms.pinned(n, Pin("a buffer that is no norm's statistic", name)) for n in shape)
+            axes = tuple(unification.pinned(n, Pin("a buffer that is no norm's statistic", name)) for n in shape)
             self.trace.state.setdefault(self.aliases.get(name, name), axes)
             return axes
         constant = program.exported.constants.get(name)
         return tuple(
-            Same(n) if _is_constant_along(constant, axis) else terms.pinned(n, Pin("a constant that varies", name))
+            Same(n) if _is_constant_along(constant, axis) else unification.pinned(n, Pin("a constant that varies", name))
             for axis, n in enumerate(shape)
         )
 
@@ -257,7 +258,7 @@ def _arguments(node: Node, values: dict[Node, Any]) -> dict[str, Any]:
     for argument in schema.arguments:
         value = given.get(argument.name, argument.default_value if argument.has_default_value() else None)
         name = "input" if argument.name == "self" else argument.name
-        bound[name] = torch.fx.node.map_arg(value, lambda n: values[n])
+        bound[name] = map_arg(value, lambda n: values[n])
     bound["node"] = node
     return bound
 

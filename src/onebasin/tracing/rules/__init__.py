@@ -3,7 +3,15 @@
 An operation that is not in the table, and is not tagged as elementwise by PyTorch, pins everything it touches.
 """
 
-from onebasin.tracing.rules import contraction, convolution, elementwise, indexing, normalization, rearrangement, reduction
+from onebasin.tracing.rules import (
+    contraction,
+    convolution,
+    elementwise,
+    indexing,
+    normalization,
+    rearrangement,
+    reduction,
+)
 from onebasin.tracing.rules.elementwise import pointwise
 from onebasin.tracing.rules.normalization import STATISTICS
 from onebasin.tracing.walk import Rule

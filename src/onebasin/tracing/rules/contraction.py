@@ -20,7 +20,9 @@ def contract(trace: Trace, operands: Sequence[tuple[Axes, Letters]], result: Let
     axes: dict[Hashable, Unknown] = {}
     by_depth = sorted({letter: None for _, letters in operands for letter in letters}, key=lambda x: _order(operands, x))
     for letter in by_depth:
-        axes[letter] = trace.join(*(a for own, letters in operands for a, x in zip(own, letters, strict=True) if x == letter))
+        axes[letter] = trace.join(
+            *(a for own, letters in operands for a, x in zip(own, letters, strict=True) if x == letter)
+        )
     output = tuple(axes[letter] for letter in result)
     tensors = [*operands, (output, result)]
     for i, (own, letters) in enumerate(tensors):
@@ -41,7 +43,7 @@ def _varies(axis: Unknown) -> bool:
 
 
 def linear(trace: Trace, a: dict[str, Any]) -> Axes:
-    """y = x W^T + b."""
+    """Y = x W^T + b."""
     batch = [("batch", i) for i in range(len(a["input"]) - 1)]
     result = contract(trace, [(a["input"], [*batch, "in"]), (a["weight"], ["out", "in"])], [*batch, "out"])
     if a["bias"] is not None:
@@ -65,7 +67,7 @@ def _product(trace: Trace, x: Axes, y: Axes) -> Axes:
 
 
 def addmm(trace: Trace, a: dict[str, Any]) -> Axes:
-    """input + mat1 @ mat2, and the batched form."""
+    """Input + mat1 @ mat2, and the batched form."""
     product = _product(trace, a.get("mat1") or a["batch1"], a.get("mat2") or a["batch2"])
     for added, axis in zip(reversed(a["input"]), reversed(product), strict=False):
         trace.join(axis, added)

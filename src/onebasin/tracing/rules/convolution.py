@@ -68,7 +68,12 @@ def pixel_shuffle(trace: Trace, a: dict[str, Any]) -> Axes:
     kept, inner = trace.split(channels, factor * factor)
     reason = "channels become positions"
     trace.pin(inner, height, width, reason=reason)
-    return (*batch, kept, trace.pinned(height.size * factor, reason), trace.pinned(width.size * factor, reason))
+    return (
+        *batch,
+        kept,
+        trace.pinned(height.size * factor, reason),
+        trace.pinned(width.size * factor, reason),
+    )
 
 
 def pixel_unshuffle(trace: Trace, a: dict[str, Any]) -> Axes:
@@ -79,7 +84,12 @@ def pixel_unshuffle(trace: Trace, a: dict[str, Any]) -> Axes:
     trace.pin(height, width, reason=reason)
     inner: Unknown = trace.pinned(factor * factor, reason)
     made = Product((channels, inner))
-    return (*batch, made, trace.pinned(height.size // factor, reason), trace.pinned(width.size // factor, reason))
+    return (
+        *batch,
+        made,
+        trace.pinned(height.size // factor, reason),
+        trace.pinned(width.size // factor, reason),
+    )
 
 
 RULES: dict[str, Rule] = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from onebasin.tracing.terms import ONE, Axes, Same, cut, join_all
+from onebasin.tracing.terms import ONE, Axes, Same
+from onebasin.tracing.unification import cut, join_all
 from onebasin.tracing.walk import Rule, Trace
 
 
@@ -48,7 +49,7 @@ def prelu(trace: Trace, a: dict[str, Any]) -> Axes:
 
 
 def glu(trace: Trace, a: dict[str, Any]) -> Axes:
-    """first * sigmoid(second), the two halves of an axis."""
+    """First * sigmoid(second), the two halves of an axis."""
     x, dim = a["input"], a["dim"] % len(a["input"])
     first, second = cut(x[dim], [x[dim].size // 2])
     joined = trace.join(first, second)
@@ -56,7 +57,7 @@ def glu(trace: Trace, a: dict[str, Any]) -> Axes:
 
 
 def fill_with_input(trace: Trace, a: dict[str, Any]) -> Axes:
-    """copy and fill: the shape of the target, the values of the source."""
+    """Copy and fill: the shape of the target, the values of the source."""
     source = a.get("src", a.get("value"))
     source = source if isinstance(source, tuple) else ()
     shape = tuple(int(n) for n in a["node"].meta["val"].shape)
@@ -72,7 +73,8 @@ _UNTAGGED = (
     "masked_fill", "where", "relu6", "selu", "log_sigmoid", "silu", "mish", "hardswish", "celu", "elu", "gelu", "softplus",
     "hardtanh", "hardsigmoid", "leaky_relu", "threshold", "sigmoid", "tanh", "relu", "clamp", "square", "rsub", "softsign",
     "bitwise_not", "logical_and", "logical_or", "logical_not", "isnan", "isfinite", "float_power", "true_divide", "divide",
-    "multiply", "subtract", "negative", "absolute", "clip", "lerp", "addcmul", "addcdiv", "__and__", "__or__", "_prelu_kernel",
+    "multiply", "subtract", "negative", "absolute", "clip", "lerp", "addcmul", "addcdiv", "__and__", "__or__",
+    "_prelu_kernel",
 )  # fmt: skip
 
 _SAME = (

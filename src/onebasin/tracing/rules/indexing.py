@@ -47,4 +47,9 @@ def gather(trace: Trace, a: dict[str, Any]) -> Axes:
     return tuple(result)
 
 
-RULES: dict[str, Rule] = {"index": index, "index_select": index_select, "gather": gather, "take_along_dim": gather}
+RULES: dict[str, Rule] = {
+    "index": index,
+    "index_select": index_select,
+    "gather": gather,
+    "take_along_dim": gather,
+}

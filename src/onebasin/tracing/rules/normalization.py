@@ -56,7 +56,7 @@ def group_norm(trace: Trace, a: dict[str, Any]) -> Axes:
 
 
 def weight_norm(trace: Trace, a: dict[str, Any]) -> Axes:
-    """w = g v / |v|, the norm over every axis but one."""
+    """W = g v / |v|, the norm over every axis but one."""
     v, g, dim = a["v"], a["g"], a["dim"]
     joined = trace.join(v[dim], g[dim])
     return tuple(joined if axis == dim % len(v) else term for axis, term in enumerate(v))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from onebasin.tracing.terms import ONE, Atom, Axes, Cases, Product, Same, Sum, Unknown, cut, identity, narrow, resolve
+from onebasin.tracing.terms import ONE, Atom, Axes, Cases, Product, Same, Sum, Unknown, identity, resolve
+from onebasin.tracing.unification import cut, narrow
 from onebasin.tracing.walk import Rule, Trace
 
 
@@ -91,7 +92,7 @@ def expand(trace: Trace, a: dict[str, Any]) -> Axes:
 
 def repeat(trace: Trace, a: dict[str, Any]) -> Axes:
     """Whole axes laid end to end several times."""
-    times = a.get("repeats", a.get("dims"))
+    times = a["repeats"] if "repeats" in a else a["dims"]
     axes = (ONE,) * (len(times) - len(a["input"])) + a["input"]
     times = (1,) * (len(axes) - len(times)) + tuple(times)
     return tuple(axis if n == 1 else Product((Same(n), axis)) for axis, n in zip(axes, times, strict=True))
@@ -219,8 +220,8 @@ def constant(trace: Trace, a: dict[str, Any]) -> Axes:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as", "_reshape_copy"), view),
-    **dict.fromkeys(("permute",), permute),
+    **dict.fromkeys(("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as"), view),
+    "permute": permute,
     **dict.fromkeys(("transpose", "t", "swapaxes", "numpy_T"), transpose),
     "movedim": movedim,
     "squeeze": squeeze,

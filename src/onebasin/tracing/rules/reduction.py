@@ -51,14 +51,14 @@ def broadcast_or_reduce(trace: Trace, a: dict[str, Any]) -> Axes:
 
 
 def position(trace: Trace, a: dict[str, Any]) -> Axes:
-    """argmax and argmin: a position along the axis is read."""
+    """Argmax and argmin: a position along the axis is read."""
     dims = _dims(a, len(a["input"]))
     trace.pin(*(a["input"][d] for d in dims), reason="a position along it is read")
     return _drop(a["input"], dims, bool(a.get("keepdim")))
 
 
 def keep(trace: Trace, a: dict[str, Any]) -> Axes:
-    """softmax and its kin treat all entries of an axis alike."""
+    """Softmax and its kin treat all entries of an axis alike."""
     return a["input"]
 
 
@@ -77,7 +77,7 @@ def ordered(trace: Trace, a: dict[str, Any]) -> Any:
 
 
 def triangle(trace: Trace, a: dict[str, Any]) -> Axes:
-    """tril and triu: the order along the last two axes matters."""
+    """Tril and triu: the order along the last two axes matters."""
     trace.pin(*a["input"][-2:], reason="the order along it matters")
     return a["input"]
 
@@ -105,7 +105,7 @@ def pad(trace: Trace, a: dict[str, Any]) -> Axes:
     constant = a.get("mode", "constant") == "constant" and not a["node"].target.name().startswith(
         ("aten::reflection", "aten::replication", "aten::circular")
     )
-    pads, result = a.get("pad", a.get("padding")), list(a["input"])
+    pads, result = a["pad"] if "pad" in a else a["padding"], list(a["input"])
     for i in range(len(pads) // 2):
         axis, (before, after) = len(result) - 1 - i, pads[2 * i : 2 * i + 2]
         if before == after == 0:
@@ -123,7 +123,19 @@ _SYMMETRIC = (
     "sum", "mean", "var", "std", "amax", "amin", "prod", "norm", "linalg_vector_norm", "logsumexp", "any", "all",
     "count_nonzero", "nansum", "nanmean",
 )  # fmt: skip
-_ORDERED = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "flip", "roll", "sort", "topk", "argsort", "kthvalue")
+_ORDERED = (
+    "cumsum",
+    "cumprod",
+    "cummax",
+    "cummin",
+    "logcumsumexp",
+    "flip",
+    "roll",
+    "sort",
+    "topk",
+    "argsort",
+    "kthvalue",
+)
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_SYMMETRIC, reduce),
