@@ -1,0 +1,80 @@
+"""The gradient through the fixed point, matrix-free, in plain PyTorch.
+
+With P the plan, G the incoming gradient, Q = P o G / tau, a = P 1 and b = P^T 1 the marginals actually reached, the
+gradient with respect to the logits is P o (G / tau - x 1^T - 1 y^T), where
+
+    [ D_a  P   ] [x]   [ Q 1   ]
+    [ P^T  D_b ] [y] = [ Q^T 1 ]
+
+Eliminating x leaves the Schur complement S = D_b - P^T D_a^-1 P, symmetric and positive semi-definite with S 1 = 0,
+which conjugate gradients solve at two products with P a step.
+"""
+
+import torch
+from torch import Tensor
+
+from onebasin.operator.rounds import multiply
+
+MAX_STEPS = 200  # every step lowers the error of the result, so a cap is safe
+CURVATURE_FLOOR = 1.0  # in units of eps: below it, a direction cannot be told from the null space
+
+
+def implicit_gradient(plan: Tensor, columns: Tensor, grad: Tensor, tau: float, read_every: int = 1) -> Tensor:
+    """The gradient with respect to the logits, all (batch, n, n); ``grad`` is left as it is.
+
+    Args:
+        plan: The plan, in the computing type.
+        columns: Its column sums, (batch, n).
+        grad: The incoming gradient, in the computing type.
+        tau: The temperature of the plan.
+        read_every: Steps between the looks at whether all problems are solved; 0 never looks (graph capture).
+    """
+    weighted = plan * grad
+    row_rhs, column_rhs = weighted.sum(-1), weighted.sum(-2)
+    rows = plan.sum(-1)
+    rhs = column_rhs - multiply(plan.mT, row_rhs / rows)
+    floor = 4 * torch.finfo(plan.dtype).eps * (_norm(row_rhs) + _norm(column_rhs))
+    y = _solve(plan, rows, columns, rhs, floor, read_every)
+    x = (row_rhs - multiply(plan, y)) / rows
+    # Subtract before multiplying by the plan: on a hard plan the difference is exactly zero.
+    result = torch.sub(grad, x.unsqueeze(-1), out=weighted).sub_(y.unsqueeze(-2)).mul_(plan)
+    return result if tau == 1.0 else result.div_(tau)
+
+
+def _solve(
+    plan: Tensor, rows: Tensor, columns: Tensor, rhs: Tensor, floor: Tensor, read_every: int
+) -> Tensor:
+    """Conjugate gradients from zero on S y = rhs, off the constants, each problem of the batch by itself."""
+    eps = torch.finfo(plan.dtype).eps
+    # At unit size, because the squares of a gradient of 1e-20 are zero in float32.
+    scale = rhs.abs().amax(-1, keepdim=True)
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    residual = rhs / scale
+    residual = residual - residual.mean(-1, keepdim=True)
+    target = torch.maximum(10 * eps * _norm(residual), floor / scale).square_()
+    direction = residual
+    y = torch.zeros_like(residual)
+    power = _dot(residual, residual)
+    running = power > target
+    for step in range(MAX_STEPS):
+        if read_every and step % read_every == 0 and not running.any():
+            break
+        image = columns * direction - multiply(plan.mT, multiply(plan, direction) / rows)
+        curvature = _dot(direction, image)
+        running = running & (curvature > CURVATURE_FLOOR * eps * _dot(direction, direction))
+        length = torch.where(running, power / curvature, 0)
+        y = torch.addcmul(y, length, direction)
+        residual = torch.addcmul(residual, length, image, value=-1)
+        residual = residual - residual.mean(-1, keepdim=True)
+        last, power = power, _dot(residual, residual)
+        direction = torch.addcmul(residual, torch.where(running, power / last, 0), direction)
+        running = running & (power > target)
+    return y.mul_(scale)
+
+
+def _dot(left: Tensor, right: Tensor) -> Tensor:
+    return (left * right).sum(-1, keepdim=True)
+
+
+def _norm(vector: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
