@@ -1,5 +1,6 @@
 """The plan as one node of the autograd graph, differentiated through the fixed point and not through the rounds."""
 
+import inspect
 from typing import Any, Literal
 
 import torch
@@ -25,13 +26,18 @@ def compute_plan(
 ) -> Rounds:
     """Run the rounds on logits of any batch shape; the results have that batch shape."""
     shape, n = logits.shape, logits.shape[-1]
-    problems = logits.reshape(-1, n, n)
+    problems = logits if logits.ndim == 2 else logits.reshape(-1, n, n)
     if (backend or choose_backend(problems)) == "triton":
         from onebasin.operator import launching
 
         plan, columns, rounds = launching.launch_rounds(problems, tau, num_iters, tol)
     elif _is_capturing(problems):
         plan, columns, rounds = run_log_rounds(problems, tau, num_iters, tol)
+    elif _is_one_by_one(problems):
+        plan = torch.empty(problems.shape, dtype=computing_dtype(logits.dtype))
+        runs = [run_rounds(each, tau, num_iters, tol, out=plan[i]) for i, each in enumerate(problems)]
+        columns = torch.stack([run.columns for run in runs])
+        rounds = torch.stack([run.rounds for run in runs])
     else:
         plan, columns, rounds = run_rounds(problems, tau, num_iters, tol)
     return Rounds(plan.view(shape), columns.view(shape[:-1]), rounds.view(shape[:-2]))
@@ -41,15 +47,33 @@ def compute_gradient(
     plan: Tensor, columns: Tensor, grad: Tensor, tau: float, backend: Backend | None = None
 ) -> Tensor:
     """The gradient with respect to the logits of a plan of any batch shape, in the plan's type."""
-    n = plan.shape[-1]
-    problems = plan.reshape(-1, n, n), columns.reshape(-1, n), grad.to(plan.dtype).reshape(-1, n, n)
+    n, grad = plan.shape[-1], grad.to(plan.dtype)
+    problems = plan, columns, grad
+    if plan.ndim > 2:
+        problems = plan.reshape(-1, n, n), columns.reshape(-1, n), grad.reshape(-1, n, n)
     if (backend or choose_backend(problems[0])) == "triton":
         from onebasin.operator import launching
 
-        return launching.launch_gradient(*problems, tau).view(plan.shape)
-    # A look is free on the CPU and a wait on the GPU, where a few steps too many cost less.
-    read_every = 0 if _is_capturing(plan) else 8 if plan.is_cuda else 1
-    return implicit_gradient(*problems, tau, read_every=read_every).view(plan.shape)
+        result = launching.launch_gradient(*problems, tau)
+    elif _is_one_by_one(problems[0]):
+        result = torch.empty_like(problems[0])
+        for *each, out in zip(*problems, result, strict=True):
+            implicit_gradient(*each, tau, out=out)
+    else:
+        # A look is free on the CPU and a wait on the GPU, where a few steps too many cost less.
+        read_every = 0 if _is_capturing(plan) else 8 if plan.is_cuda else 1
+        result = implicit_gradient(*problems, tau, read_every=read_every)
+    return result.view(plan.shape)
+
+
+def _is_one_by_one(problems: Tensor) -> bool:
+    """Whether to take the problems of a batch in turn: on the CPU a large one does better with the cache to itself."""
+    return not problems.is_cuda and problems.ndim == 3 and (len(problems) == 1 or problems.shape[-1] >= 128)
+
+
+def is_transformed(tensor: Tensor) -> bool:
+    """Whether a transformation of torch.func stands between this tensor and its values."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def _is_capturing(tensor: Tensor) -> bool:
@@ -102,7 +126,10 @@ class ImplicitSinkhorn(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, None, None, None]:
         plan, columns = ctx.saved_tensors
-        return SinkhornAdjoint.apply(plan, columns, grad, ctx.tau).to(ctx.dtype), None, None, None
+        # A node is needed only where something else may differentiate or batch it.
+        traced = torch.compiler.is_compiling() or torch.is_grad_enabled() or is_transformed(grad)
+        run = SinkhornAdjoint.apply if traced else compute_gradient
+        return run(plan, columns, grad, ctx.tau).to(ctx.dtype), None, None, None  # pyright: ignore
 
     @staticmethod
     def vmap(
@@ -110,6 +137,10 @@ class ImplicitSinkhorn(torch.autograd.Function):
     ) -> tuple:
         outputs = ImplicitSinkhorn.apply(logits.movedim(in_dims[0], 0), tau, num_iters, tol)
         return outputs, (0, 0, 0)
+
+
+# Function.apply inspects this signature at each call, which takes longer than reading it off.
+ImplicitSinkhorn.forward.__signature__ = inspect.signature(ImplicitSinkhorn.forward)  # pyright: ignore
 
 
 class SinkhornAdjoint(torch.autograd.Function):

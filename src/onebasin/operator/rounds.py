@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-STOP_EVERY = 4  # rounds between looks at the range and the tolerance: each look is a wait for the device
+STOP_EVERY = 4  # rounds between looks at the tolerance: each look is a wait for the device
 
 
 class Rounds(NamedTuple):
@@ -26,45 +26,47 @@ def computing_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def multiply(matrix: Tensor, vector: Tensor) -> Tensor:
-    """Batched matrix-vector product, (batch, n, n) and (batch, n)."""
-    if matrix.shape[0] == 1:
-        return torch.mv(matrix[0], vector[0]).unsqueeze(0)
+def multiply(matrix: Tensor, vector: Tensor, out: Tensor | None = None) -> Tensor:
+    """Matrix-vector product of one problem, (n, n) and (n,), or of a batch, (batch, n, n) and (batch, n)."""
+    if matrix.ndim == 2:
+        return torch.mv(matrix, vector, out=out)
     # As a row vector: on the CPU twice as fast as the same product with a column vector.
-    return torch.bmm(vector.unsqueeze(1), matrix.mT).squeeze(1)
+    out = out if out is None else out.unsqueeze(1)
+    return torch.bmm(vector.unsqueeze(1), matrix.mT, out=out).squeeze(1)
 
 
-def run_rounds(logits: Tensor, tau: float, num_iters: int, tol: float | None) -> Rounds:
-    """Run the rounds on (batch, n, n) logits; needs to read values back to the host every few rounds."""
-    batch, n, _ = logits.shape
-    rounds = torch.zeros(batch, dtype=torch.int64, device=logits.device)
-    dtype = computing_dtype(logits.dtype)
-    # Shifting a column is free: the first step of the first round normalises columns.
-    g = -logits.amax(-2).to(dtype)
-    kernel = torch.add(logits, g.unsqueeze(-2)).div_(tau).exp_()
-    ones = torch.ones(batch, n, dtype=dtype, device=logits.device)
-    u = v = ones
-    sums = multiply(kernel.mT, u)
+def run_rounds(
+    logits: Tensor, tau: float, num_iters: int, tol: float | None, out: Tensor | None = None
+) -> Rounds:
+    """Run the rounds on (n, n) or (batch, n, n) logits; reads values back to the host every few rounds."""
+    rounds = torch.zeros(logits.shape[:-2], dtype=torch.int64, device=logits.device)
     running = torch.ones_like(rounds, dtype=torch.bool)
+    # Shifting a column is free: the first step of the first round normalises columns.
+    g = -logits.amax(-2).to(computing_dtype(logits.dtype))
+    kernel = _divide(torch.add(logits, g.unsqueeze(-2), out=out), tau).exp_()
+    transposed = kernel.mT
+    u, v = torch.ones_like(g), torch.ones_like(g)
+    sums = multiply(transposed, u)
     done = 0
     while done < num_iters:
-        block = min(STOP_EVERY, num_iters - done)
-        last_u, last_v, last_sums = u, v, sums
+        # Trouble with the range shows early, so without a tolerance the looks become rarer.
+        block = min(STOP_EVERY if tol is not None else STOP_EVERY + done, num_iters - done)
+        last_u, last_v, last_sums = (u, v.clone(), sums) if tol is None else (u.clone(), v.clone(), sums.clone())
         for _ in range(block):
-            v = sums.reciprocal()
-            u = multiply(kernel, v).reciprocal_()
-            sums = multiply(kernel.mT, u)
+            torch.reciprocal(sums, out=v)
+            multiply(kernel, v, out=u).reciprocal_()
+            multiply(transposed, u, out=sums)
         if tol is not None and done:  # stopped problems keep the scalings they stopped at
-            keep = running.unsqueeze(-1)
-            u, v = torch.where(keep, u, last_u), torch.where(keep, v, last_v)
-            sums = torch.where(keep, sums, last_sums)
+            for moved, last in ((u, last_u), (v, last_v), (sums, last_sums)):
+                moved.copy_(torch.where(running.unsqueeze(-1), moved, last))
         if not _within_range(u, v):
-            f = _row_potential(logits, g + tau * last_v.log(), tau) if done else torch.zeros_like(g)
-            moved = _log_rounds(logits, f, tau, block)
-            g = torch.where(running.unsqueeze(-1), moved, g + tau * last_v.log())
-            kernel = _softmax_rows(logits, g, tau, out=kernel)
-            u = v = ones
-            sums = multiply(kernel.mT, u)
+            g = g + tau * last_v.log()
+            f = _row_potential(logits, g, tau) if done else torch.zeros_like(g)
+            g = torch.where(running.unsqueeze(-1), _log_rounds(logits, f, tau, block), g)
+            _softmax_rows(logits, g, tau, out=kernel)
+            u.fill_(1)
+            v.fill_(1)
+            multiply(transposed, u, out=sums)
         rounds += block * running
         done += block
         if tol is not None:
@@ -78,9 +80,9 @@ def run_rounds(logits: Tensor, tau: float, num_iters: int, tol: float | None) ->
 def run_log_rounds(logits: Tensor, tau: float, num_iters: int, tol: float | None) -> Rounds:
     """The same rounds in the log domain alone: slower, but nothing is read back, so a CUDA graph can hold it."""
     dtype = computing_dtype(logits.dtype)
-    f = torch.zeros(logits.shape[:2], dtype=dtype, device=logits.device)
     g = -logits.amax(-2).to(dtype)
-    rounds = torch.zeros(logits.shape[0], dtype=torch.int64, device=logits.device)
+    f = torch.zeros_like(g)
+    rounds = torch.zeros(logits.shape[:-2], dtype=torch.int64, device=logits.device)
     running = torch.ones_like(rounds, dtype=torch.bool)
     for done in range(num_iters):
         sums_left = _column_potential(logits, f, tau)
@@ -93,10 +95,15 @@ def run_log_rounds(logits: Tensor, tau: float, num_iters: int, tol: float | None
     return Rounds(plan, plan.sum(-2), rounds)
 
 
+def _divide(shifted: Tensor, tau: float) -> Tensor:
+    return shifted if tau == 1.0 else shifted.div_(tau)
+
+
 def _within_range(u: Tensor, v: Tensor) -> bool:
     """Whether no entry that K lost to underflow could matter after scaling; false on inf and NaN too."""
     limits = torch.finfo(u.dtype)
-    return bool((u.amax(-1) * v.amax(-1) < limits.eps**2 / limits.tiny).all())
+    reach = u.amax(-1) * v.amax(-1)
+    return bool((reach.amax() if reach.ndim else reach) < limits.eps**2 / limits.tiny)
 
 
 def _log_rounds(logits: Tensor, f: Tensor, tau: float, num_iters: int) -> Tensor:
@@ -118,12 +125,12 @@ def _column_potential(logits: Tensor, f: Tensor, tau: float) -> Tensor:
 def _potential(shifted: Tensor, tau: float, dim: int) -> Tensor:
     # Potentials are kept in the unit of the logits, so that only differences are ever divided by tau.
     top = shifted.amax(dim, keepdim=True)
-    sums = shifted.sub_(top).div_(tau).exp_().sum(dim)
+    sums = _divide(shifted.sub_(top), tau).exp_().sum(dim)
     return -(top.squeeze(dim) + tau * sums.log())
 
 
 def _softmax_rows(logits: Tensor, g: Tensor, tau: float, out: Tensor | None = None) -> Tensor:
     # Rows by their own maximum, not by a stored potential: at logits of 1e30 a sum of three terms has no digits left.
     shifted = torch.add(logits, g.unsqueeze(-2), out=out)
-    shifted.sub_(shifted.amax(-1, keepdim=True)).div_(tau)
-    return torch.softmax(shifted, -1, out=out) if out is not None else shifted.softmax(-1)
+    _divide(shifted.sub_(shifted.amax(-1, keepdim=True)), tau).exp_()
+    return shifted.div_(shifted.sum(-1, keepdim=True))
