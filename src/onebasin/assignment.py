@@ -98,7 +98,16 @@ def _lapx_solver() -> Callable[[np.ndarray], np.ndarray] | None:
     except ImportError:
         return None
 
+    if not hasattr(lap, "lapjvr"):
+        return None
+
     def solve(costs: np.ndarray) -> np.ndarray:
-        return np.asarray(lap.lapjvr(costs)[1], dtype=np.int64)
+        try:
+            rows, columns = lap.lapjvr(costs, return_cost=False)
+        except ValueError:  # it refuses costs whose differences overflow, which SciPy takes
+            return _scipy_solver(costs)
+        if not np.array_equal(rows, np.arange(len(costs))):  # what comes back has changed between releases
+            return _scipy_solver(costs)
+        return np.asarray(columns, dtype=np.int64)
 
     return solve

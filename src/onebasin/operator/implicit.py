@@ -26,6 +26,8 @@ def compute_plan(
 ) -> Rounds:
     """Run the rounds on logits of any batch shape; the results have that batch shape."""
     shape, n = logits.shape, logits.shape[-1]
+    if logits.numel() == 0:
+        return Rounds(*_empty_results(logits))
     problems = logits if logits.ndim == 2 else logits.reshape(-1, n, n)
     if (backend or choose_backend(problems)) == "triton":
         from onebasin.operator import launching
@@ -47,6 +49,8 @@ def compute_gradient(
     plan: Tensor, columns: Tensor, grad: Tensor, tau: float, backend: Backend | None = None
 ) -> Tensor:
     """The gradient with respect to the logits of a plan of any batch shape, in the plan's type."""
+    if plan.numel() == 0:
+        return torch.empty_like(plan)
     n, grad = plan.shape[-1], grad.to(plan.dtype)
     problems = plan, columns, grad
     if plan.ndim > 2:
@@ -80,6 +84,11 @@ def _is_capturing(tensor: Tensor) -> bool:
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
+def _empty_results(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    plan = logits.new_empty(logits.shape, dtype=computing_dtype(logits.dtype))
+    return plan, plan.new_empty(logits.shape[:-1]), plan.new_empty(logits.shape[:-2], dtype=torch.int64)
+
+
 # A compiled program calls these two opaque operators, since the rounds read values back to decide how to go on.
 # Eager code calls the functions above directly: the dispatch of a custom operator would cost more than a small plan.
 @torch.library.custom_op("onebasin::sinkhorn_plan", mutates_args=())
@@ -91,8 +100,7 @@ def _plan_operator(
 
 @_plan_operator.register_fake
 def _(logits: Tensor, tau: float, num_iters: int, tol: float | None) -> tuple[Tensor, Tensor, Tensor]:
-    plan = logits.new_empty(logits.shape, dtype=computing_dtype(logits.dtype))
-    return plan, plan.new_empty(logits.shape[:-1]), plan.new_empty(logits.shape[:-2], dtype=torch.int64)
+    return _empty_results(logits)
 
 
 @torch.library.custom_op("onebasin::sinkhorn_gradient", mutates_args=())
