@@ -35,12 +35,16 @@ def implicit_gradient(
     weighted = torch.mul(plan, grad, out=out)
     row_rhs, column_rhs = weighted.sum(-1), weighted.sum(-2)
     rows = plan.sum(-1)
-    rhs = column_rhs - multiply(plan.mT, row_rhs / rows)
-    floor = 4 * torch.finfo(plan.dtype).eps * (_norm(row_rhs) + _norm(column_rhs))
+    # At unit size, because the squares of a gradient of 1e-20 are zero in float32, and those of 1e20 infinite.
+    size = torch.maximum(row_rhs.abs().amax(-1, keepdim=True), column_rhs.abs().amax(-1, keepdim=True))
+    size = torch.where(size > 0, size, 1)
+    rhs = (column_rhs - multiply(plan.mT, row_rhs / rows)) / size
+    floor = 4 * torch.finfo(plan.dtype).eps * (_norm(row_rhs / size) + _norm(column_rhs / size))
     if plan.ndim == 2 and not plan.is_cuda:
         y = _solve_one(plan, rows, columns, rhs, float(floor))
     else:
         y = _solve(plan, rows, columns, rhs, floor, read_every)
+    y.mul_(size)
     x = (row_rhs - multiply(plan, y)) / rows
     # Subtract before multiplying by the plan: on a hard plan the difference is exactly zero.
     result = torch.sub(grad, x.unsqueeze(-1), out=weighted).sub_(y.unsqueeze(-2)).mul_(plan)
@@ -52,12 +56,8 @@ def _solve(
 ) -> Tensor:
     """Conjugate gradients from zero on S y = rhs, off the constants, each problem of the batch by itself."""
     eps = torch.finfo(plan.dtype).eps
-    # At unit size, because the squares of a gradient of 1e-20 are zero in float32.
-    scale = rhs.abs().amax(-1, keepdim=True)
-    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-    residual = rhs / scale
-    residual = residual - residual.mean(-1, keepdim=True)
-    target = torch.maximum(10 * eps * _norm(residual), floor / scale).square_()
+    residual = rhs - rhs.mean(-1, keepdim=True)
+    target = torch.maximum(10 * eps * _norm(residual), floor).square_()
     direction = residual
     y = torch.zeros_like(residual)
     power = _dot(residual, residual)
@@ -75,19 +75,17 @@ def _solve(
         last, power = power, _dot(residual, residual)
         direction = torch.addcmul(residual, torch.where(running, power / last, 0), direction)
         running = running & (power > target)
-    return y.mul_(scale)
+    return y
 
 
 def _solve_one(plan: Tensor, rows: Tensor, columns: Tensor, rhs: Tensor, floor: float) -> Tensor:
     """The same for one problem, with host scalars: a third of the calls, which is most of the time at n = 256."""
     eps = torch.finfo(plan.dtype).eps
-    scale = float(rhs.abs().amax()) or 1.0
-    residual = rhs / scale
-    residual -= residual.mean()
+    residual = rhs - rhs.mean()
     y = torch.zeros_like(residual)
     direction = residual.clone()
     power = length_squared = float(torch.dot(residual, residual))
-    target = max(100 * eps**2 * power, (floor / scale) ** 2)
+    target = max(100 * eps**2 * power, floor**2)
     transposed, weights = plan.t(), rows.reciprocal()
     for _ in range(MAX_STEPS):
         if not power > target:
@@ -104,7 +102,7 @@ def _solve_one(plan: Tensor, rows: Tensor, columns: Tensor, rhs: Tensor, floor: 
         direction.mul_(power / last).add_(residual)
         # The residual is orthogonal to the old direction, so their squared lengths add.
         length_squared = power + (power / last) ** 2 * length_squared
-    return y.mul_(scale)
+    return y
 
 
 def _dot(left: Tensor, right: Tensor) -> Tensor:
