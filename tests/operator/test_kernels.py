@@ -1,14 +1,12 @@
 """The Triton kernels against the plain path: compiled on a GPU, interpreted on the CPU where Triton is installed."""
 
-import os
-
+import numpy as np
 import pytest
 import torch
 
 triton = pytest.importorskip("triton")
-HAS_GPU = torch.cuda.is_available()
-if not HAS_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined, so before they are imported
+if not torch.cuda.is_available() and tuple(int(part) for part in np.__version__.split(".")[:2]) >= (2, 4):
+    pytest.skip("Triton's interpreter needs NumPy below 2.4", allow_module_level=True)
 tl = pytest.importorskip("triton.language")
 
 from onebasin.operator import launching  # noqa: E402
@@ -17,7 +15,7 @@ from onebasin.operator.kernels import team as kernels  # noqa: E402
 from onebasin.operator.launching import Team, choose_team, launch_gradient, launch_rounds  # noqa: E402
 from onebasin.operator.rounds import run_rounds  # noqa: E402
 
-DEVICE = "cuda" if HAS_GPU else "cpu"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ALONE = Team(size=1, count=2, rows=4, num_warps=4)
 pytestmark = [
     pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning"),  # NumPy, inside the interpreter
@@ -138,7 +136,7 @@ def run_phase(
     if PHASE == 0:
         kernels.start_columns(x, work, member, team, n, scale, unscale, N, BLOCK, ROWS)
     elif PHASE == 1:
-        kernels.normalise_rows(x, plan, work, member, team, n, scale, unscale, step, last, N, ROWS)
+        kernels.normalise_rows(x, plan, work, member, team, n, scale, unscale, step, last == 1, N, ROWS)
     elif PHASE == 2:
         kernels.reduce_columns(x, columns, work, member, team, n, scale, unscale, step, N, BLOCK, ROWS)
     elif PHASE == 3:
@@ -162,11 +160,11 @@ def test_phases_of_a_team(n, team, scale):
     x, grad, tau, num_iters = normal(n, n, scale=scale), normal(n, n, seed=1), 0.8, 5
     plan, result, columns = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x[0])
     work = torch.full(((kernels.GRADIENT_VECTORS + 2 * team) * launching._pad(n),), torch.nan, device=DEVICE)
-    scale = 1.4426950408889634 / tau
+    exponent = 1.4426950408889634 / tau
 
     def run(phase, step=0, last=False):
         run_phase[(team,)](
-            x, plan, columns, grad, result, work, team, n, scale, 1 / scale, 1 / tau, step, last, MAX_STEPS,
+            x, plan, columns, grad, result, work, team, n, exponent, 1 / exponent, 1 / tau, step, int(last), MAX_STEPS,
             PHASE=phase, N=launching._pad(n), BLOCK=16, ROWS=4,
         )  # fmt: skip
 
@@ -181,10 +179,12 @@ def test_phases_of_a_team(n, team, scale):
     if scale < 10:
         run(3)
         run(4)
-        for step in range(60):  # steps after the last one change nothing, so no one has to say when to stop
+        scalars = work[kernels.SCALARS.value * launching._pad(n) :]
+        for step in range(MAX_STEPS):
             run(5, step)
+            if not scalars[2 + step % 2] > scalars[1]:  # the power of the residual against its target
+                break
             run(6, step)
-        run(5, 60)
-        run(7, 60)
+        run(7, step)
         wanted = implicit_gradient(plan.double(), plan.double().sum(0), grad.double(), tau)
         assert (result - wanted).norm() <= 1e-4 * wanted.norm()
