@@ -11,10 +11,11 @@ _LAPX_FROM = 128  # below, SciPy is as fast
 
 
 def assign(scores: Tensor) -> Tensor:
-    """Choose one column for each row, all different, so that the sum of the chosen scores is the largest possible.
+    """Choose one column for each row, all different, so that the sum of their scores is the largest possible.
 
-    Where the best columns of the rows are all different they are the answer, and nothing is solved. Otherwise each
-    problem is solved exactly, in float64 on the CPU, by SciPy, or by `lapx` where that is installed and faster.
+    Where the best columns of the rows are all different they are the answer, and nothing is solved. Otherwise
+    each problem is solved exactly, in float64 on the CPU, by SciPy, or by `lapx` where it is installed and
+    faster.
 
     Args:
         scores: (*batch, n, n) real numbers. -inf forbids an entry. Ties are broken in an unspecified way.
@@ -76,8 +77,8 @@ def _solve_forbidden(scores: np.ndarray, forbidden: np.ndarray, place: str) -> n
         return linear_sum_assignment(scores, maximize=True)[1].astype(np.int64)
     except ValueError as error:
         raise ValueError(
-            f"-inf forbids {int(forbidden.sum())} of {forbidden.size} entries and leaves no assignment{place}. "
-            "Every set of k rows needs at least k columns to choose from; allow more entries."
+            f"-inf forbids {int(forbidden.sum())} of {forbidden.size} entries and leaves no assignment{place}"
+            ". Every set of k rows needs at least k columns to choose from; allow more entries."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The Triton kernels against the plain path: compiled on a GPU, interpreted on the CPU where Triton is installed."""
+"""The Triton kernels against the plain path: compiled on a GPU, else interpreted if it is installed."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from onebasin.operator.launching import Team, choose_team, launch_gradient, laun
 from onebasin.operator.rounds import run_rounds  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-ALONE = Team(size=1, count=2, rows=4, num_warps=4)
+ALONE = Team(size=1, num_teams=2, rows=4, num_warps=4)
 pytestmark = [
     pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning"),  # NumPy, inside the interpreter
     pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning"),
@@ -123,8 +123,8 @@ def test_teams_fit_the_device():
         for n in (129, 200, 512, 1000, 4096, 8192):
             for batch in (1, 3, 32, 500):
                 team = choose_team(n, batch, num_processors)
-                assert 1 <= team.size * team.count <= 2 * num_processors
-                assert team.count <= batch
+                assert 1 <= team.size * team.num_teams <= 2 * num_processors
+                assert team.num_teams <= batch
 
 
 @triton.jit
@@ -156,7 +156,7 @@ def run_phase(
 @pytest.mark.parametrize(("n", "team"), [(20, 3), (50, 4), (50, 7)])
 @pytest.mark.parametrize("scale", [1.0, 6.0, 300.0])
 def test_phases_of_a_team(n, team, scale):
-    """The phases one launch each, so that a team of several members can be tried where programs run in turn."""
+    """The phases one launch each: so a team of several members can be tried where programs run in turn."""
     x, grad, tau, num_iters = normal(n, n, scale=scale), normal(n, n, seed=1), 0.8, 5
     plan, result, columns = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x[0])
     work = torch.full(((kernels.GRADIENT_VECTORS + 2 * team) * launching._pad(n),), torch.nan, device=DEVICE)
@@ -164,7 +164,8 @@ def test_phases_of_a_team(n, team, scale):
 
     def run(phase, step=0, last=False):
         run_phase[(team,)](
-            x, plan, columns, grad, result, work, team, n, exponent, 1 / exponent, 1 / tau, step, int(last), MAX_STEPS,
+            x, plan, columns, grad, result, work, team, n, exponent, 1 / exponent, 1 / tau, step, int(last),
+            MAX_STEPS,
             PHASE=phase, N=launching._pad(n), BLOCK=16, ROWS=4,
         )  # fmt: skip
 

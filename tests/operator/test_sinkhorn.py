@@ -11,7 +11,9 @@ INF = float("inf")
 
 
 def normal(*shape, scale=1.0, seed=0, dtype=torch.float64):
-    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale).to(dtype)
+    return (
+        torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale
+    ).to(dtype)
 
 
 def naive_plan(logits, tau, num_iters):
@@ -132,7 +134,7 @@ def test_planted_permutations_are_recovered_as_tau_vanishes(n, seed, dtype):
     for tau in (0.3, 0.1, 0.03, 0.001):
         plan = sinkhorn(logits, tau, num_iters=500)
         errors.append((1 - plan[torch.arange(n), planted]).max().item())
-        # The plan's own distance from the permutation, and what rounds leave: near one they close it like 1 / rounds.
+        # The plan's own distance from the permutation, and what the rounds leave, falling like 1 / rounds.
         assert errors[-1] < n * math.exp(-1 / tau) + 1 / 500
     assert torch.equal(plan.argmax(-1), planted)
 
@@ -182,7 +184,9 @@ def test_strided_logits_are_read_as_they_are():
 
 
 @pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
-@pytest.mark.parametrize(("value", "message"), [(math.nan, "1 of 32 are NaN, the first at"), (INF, r"are \+inf")])
+@pytest.mark.parametrize(
+    ("value", "message"), [(math.nan, "1 of 32 are NaN, the first at"), (INF, r"are \+inf")]
+)
 def test_logits_that_are_no_numbers_are_refused(value, message, gradient):
     logits = torch.zeros(2, 4, 4)
     logits[1, 2, 3] = value

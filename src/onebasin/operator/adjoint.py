@@ -1,13 +1,13 @@
 """The gradient through the fixed point, matrix-free, in plain PyTorch.
 
-With P the plan, G the incoming gradient, Q = P o G / tau, a = P 1 and b = P^T 1 the marginals actually reached, the
-gradient with respect to the logits is P o (G / tau - x 1^T - 1 y^T), where
+With P the plan, G the incoming gradient, Q = P o G / tau, a = P 1 and b = P^T 1 the marginals
+actually reached, the gradient with respect to the logits is P o (G / tau - x 1^T - 1 y^T), where
 
     [ D_a  P   ] [x]   [ Q 1   ]
     [ P^T  D_b ] [y] = [ Q^T 1 ]
 
-Eliminating x leaves the Schur complement S = D_b - P^T D_a^-1 P, symmetric and positive semi-definite with S 1 = 0,
-which conjugate gradients solve at two products with P a step.
+Eliminating x leaves the Schur complement S = D_b - P^T D_a^-1 P, symmetric and positive semi-definite with
+S 1 = 0, which conjugate gradients solve at two products with P a step.
 """
 
 import torch
@@ -35,7 +35,7 @@ def implicit_gradient(
     weighted = torch.mul(plan, grad, out=out)
     row_rhs, column_rhs = weighted.sum(-1), weighted.sum(-2)
     rows = plan.sum(-1)
-    # At unit size, because the squares of a gradient of 1e-20 are zero in float32, and those of 1e20 infinite.
+    # At unit size: in float32 the squares of a gradient of 1e-20 are zero, and those of 1e20 infinite.
     size = torch.maximum(row_rhs.abs().amax(-1, keepdim=True), column_rhs.abs().amax(-1, keepdim=True))
     size = torch.where(size > 0, size, 1)
     rhs = (column_rhs - multiply(plan.mT, row_rhs / rows)) / size
@@ -79,7 +79,7 @@ def _solve(
 
 
 def _solve_one(plan: Tensor, rows: Tensor, columns: Tensor, rhs: Tensor, floor: float) -> Tensor:
-    """The same for one problem, with host scalars: a third of the calls, which is most of the time at n = 256."""
+    """The same for one problem, with host scalars: half the calls, and calls are the time at n = 256."""
     eps = torch.finfo(plan.dtype).eps
     residual = rhs - rhs.mean()
     y = torch.zeros_like(residual)

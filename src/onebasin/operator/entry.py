@@ -7,7 +7,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from onebasin.operator.implicit import ImplicitSinkhorn
+from onebasin.operator.implicit import is_batched, plan_implicitly
 from onebasin.operator.rounds import computing_dtype
 from onebasin.operator.unrolled import unroll_rounds
 
@@ -19,8 +19,8 @@ class SinkhornInfo:
     Attributes:
         rounds: Rounds that were run.
         marginal_error: Largest distance of a column sum from one (rows are normalised last, they sum to one).
-        saturation: Share of rows whose largest entry cannot be told from one. Their gradient has vanished: nothing
-            moves them any more. Raise tau, or bound the range of the logits.
+        saturation: Share of rows whose largest entry cannot be told from one. Their gradient has vanished:
+            nothing moves them any more. Raise tau, or bound the range of the logits.
     """
 
     rounds: Tensor
@@ -62,22 +62,22 @@ def sinkhorn(
     check: bool = True,
     return_info: bool = False,
 ) -> Tensor | tuple[Tensor, SinkhornInfo]:
-    """Turn logits into a doubly stochastic plan, by normalising the columns and rows of exp(logits / tau) in turn.
+    """Turn logits into a doubly stochastic plan: normalise the columns and rows of exp(logits / tau) in turn.
 
-    One round normalises the columns, then the rows, so rows always sum to one; columns do so as far as the rounds
-    converged. The sharper the logits (or the smaller tau), the closer the plan is to a permutation and the more
-    rounds it takes.
+    One round normalises the columns, then the rows, so rows always sum to one; columns do so as far as the
+    rounds converged. The sharper the logits (or the smaller tau), the closer the plan is to a permutation and
+    the more rounds it takes.
 
     Args:
         logits: (*batch, n, n) of any floating type. -inf forbids an entry.
         tau: Temperature. Small is sharp.
         num_iters: Rounds; the most to run if ``tol`` is given.
         tol: Stop a problem once its column sums are within this of one, looked at every fourth round.
-        gradient: "implicit" differentiates the fixed point with the marginals that were reached: memory and time
-            do not grow with the rounds. "unrolled" differentiates the rounds that were run, exactly; it keeps two
-            matrices a round, and can be differentiated twice. They agree where the rounds converged.
-        check: Raise on logits that have no plan. Needs one look at the result; off in compiled code, under vmap
-            and during the capture of a CUDA graph.
+        gradient: "implicit" differentiates the fixed point with the marginals that were reached: memory and
+            time do not grow with the rounds. "unrolled" differentiates the rounds that were run, exactly; it
+            keeps two matrices a round and can be differentiated twice. They agree where the rounds converged.
+        check: Raise on logits that have no plan. Needs one look at the result; off in compiled code, under
+            vmap and during the capture of a CUDA graph.
         return_info: Also return a `SinkhornInfo`.
 
     Returns:
@@ -97,7 +97,7 @@ def sinkhorn(
     _check_arguments(logits, tau, num_iters, tol, gradient)
     readable = _is_readable(logits)
     if gradient == "implicit":
-        plan, columns, rounds = ImplicitSinkhorn.apply(logits, float(tau), num_iters, tol)  # pyright: ignore
+        plan, columns, rounds = plan_implicitly(logits, float(tau), num_iters, tol)
     else:
         plan, columns, rounds = unroll_rounds(logits, float(tau), num_iters, tol, stop=readable)
     if check and readable and not columns.detach().isfinite().all():
@@ -113,7 +113,9 @@ def sinkhorn(
 def _check_arguments(logits: Tensor, tau: float, num_iters: int, tol: float | None, gradient: str) -> None:
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
         kind = logits.dtype if isinstance(logits, Tensor) else type(logits).__name__
-        raise TypeError(f"sinkhorn takes a floating tensor of logits, but got {kind}. Convert it with .float().")
+        raise TypeError(
+            f"sinkhorn takes a floating tensor of logits, but got {kind}. Convert it with .float()."
+        )
     if logits.ndim < 2 or logits.shape[-1] != logits.shape[-2] or logits.shape[-1] == 0:
         raise ValueError(
             f"sinkhorn takes logits of shape (*batch, n, n) with n >= 1, but got {tuple(logits.shape)}."
@@ -130,13 +132,8 @@ def _check_arguments(logits: Tensor, tau: float, num_iters: int, tol: float | No
 
 def _is_readable(tensor: Tensor) -> bool:
     """Whether the values can be read back to the host now."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or is_batched(tensor):
         return False
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        if functorch.is_batchedtensor(tensor):
-            return False
-        tensor = functorch.get_unwrapped(tensor)
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
@@ -146,16 +143,16 @@ def _explain_failure(logits: Tensor, tau: float) -> str:
         if bad.any():
             first = tuple(bad.nonzero()[0].tolist())
             return (
-                f"sinkhorn takes logits that are finite, or -inf to forbid an entry, but {int(bad.sum())} of "
-                f"{bad.numel()} are {name}, the first at {first}. Look at what made them (a learning rate, a loss)."
+                f"sinkhorn takes finite logits, or -inf to forbid an entry, but {int(bad.sum())} of"
+                f" {bad.numel()} are {name}, the first at {first}. Look at what made them."
             )
     for name, dim in (("row", -1), ("column", -2)):
         empty = logits.isneginf().all(dim)
         if empty.any():
             first = tuple(empty.nonzero()[0].tolist())
             return (
-                f"every row and column needs an entry that is not -inf, but {int(empty.sum())} have none, the first "
-                f"is {name} {first}. Allow at least one entry there."
+                f"every row and column needs an entry that is not -inf, but {int(empty.sum())} have none, the "
+                f"first is {name} {first}. Allow at least one entry there."
             )
     return (
         f"the plan is not finite although the logits are: their range, {float(logits.abs().amax()):.1e} at "

@@ -1,10 +1,12 @@
-"""The plan as one node of the autograd graph, differentiated through the fixed point and not through the rounds."""
+# pyright: reportIncompatibleMethodOverride=false
+"""The plan as one node of the autograd graph, differentiated through the fixed point, not the rounds."""
 
 import inspect
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 from onebasin.operator.adjoint import implicit_gradient
 from onebasin.operator.rounds import Rounds, computing_dtype, run_log_rounds, run_rounds
@@ -61,8 +63,8 @@ def compute_gradient(
         result = launching.launch_gradient(*problems, tau)
     elif _is_one_by_one(problems[0]):
         result = torch.empty_like(problems[0])
-        for *each, out in zip(*problems, result, strict=True):
-            implicit_gradient(*each, tau, out=out)
+        for each in zip(*problems, result, strict=True):
+            implicit_gradient(*each[:3], tau, out=each[3])
     else:
         # A look is free on the CPU and a wait on the GPU, where a few steps too many cost less.
         read_every = 0 if _is_capturing(plan) else 8 if plan.is_cuda else 1
@@ -71,13 +73,22 @@ def compute_gradient(
 
 
 def _is_one_by_one(problems: Tensor) -> bool:
-    """Whether to take the problems of a batch in turn: on the CPU a large one does better with the cache to itself."""
+    """Whether to take a batch in turn: on the CPU a large problem does better with the cache to itself."""
     return not problems.is_cuda and problems.ndim == 3 and (len(problems) == 1 or problems.shape[-1] >= 128)
 
 
 def is_transformed(tensor: Tensor) -> bool:
     """Whether a transformation of torch.func stands between this tensor and its values."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return _functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Whether vmap is one of those transformations."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        if _functorch.is_batchedtensor(tensor):
+            return True
+        tensor = _functorch.get_unwrapped(tensor)
+    return False
 
 
 def _is_capturing(tensor: Tensor) -> bool:
@@ -89,13 +100,14 @@ def _empty_results(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return plan, plan.new_empty(logits.shape[:-1]), plan.new_empty(logits.shape[:-2], dtype=torch.int64)
 
 
-# A compiled program calls these two opaque operators, since the rounds read values back to decide how to go on.
-# Eager code calls the functions above directly: the dispatch of a custom operator would cost more than a small plan.
+# A compiled program calls these two opaque operators, since the rounds read values back to decide what to do.
+# Eager code calls the functions above: the dispatch of a custom operator costs more than a small plan.
 @torch.library.custom_op("onebasin::sinkhorn_plan", mutates_args=())
 def _plan_operator(
     logits: Tensor, tau: float, num_iters: int, tol: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return tuple(compute_plan(logits, tau, num_iters, tol))
+    plan, columns, rounds = compute_plan(logits, tau, num_iters, tol)
+    return plan, columns, rounds
 
 
 @_plan_operator.register_fake
@@ -113,7 +125,14 @@ def _(plan: Tensor, columns: Tensor, grad: Tensor, tau: float) -> Tensor:
     return plan.new_empty(plan.shape)
 
 
-class ImplicitSinkhorn(torch.autograd.Function):
+def plan_implicitly(
+    logits: Tensor, tau: float, num_iters: int, tol: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`compute_plan` with the implicit gradient, under autograd and the transformations of torch.func."""
+    return _Plan.apply(logits, tau, num_iters, tol)  # pyright: ignore[reportReturnType]
+
+
+class _Plan(torch.autograd.Function):
     """Logits to plan, column sums and rounds; the plan is in the computing type."""
 
     @staticmethod
@@ -136,23 +155,23 @@ class ImplicitSinkhorn(torch.autograd.Function):
         plan, columns = ctx.saved_tensors
         # A node is needed only where something else may differentiate or batch it.
         traced = torch.compiler.is_compiling() or torch.is_grad_enabled() or is_transformed(grad)
-        run = SinkhornAdjoint.apply if traced else compute_gradient
+        run = _Adjoint.apply if traced else compute_gradient
         return run(plan, columns, grad, ctx.tau).to(ctx.dtype), None, None, None  # pyright: ignore
 
     @staticmethod
     def vmap(
         info: Any, in_dims: tuple, logits: Tensor, tau: float, num_iters: int, tol: float | None
     ) -> tuple:
-        outputs = ImplicitSinkhorn.apply(logits.movedim(in_dims[0], 0), tau, num_iters, tol)
+        outputs = _Plan.apply(logits.movedim(in_dims[0], 0), tau, num_iters, tol)
         return outputs, (0, 0, 0)
 
 
 # Function.apply inspects this signature at each call, which takes longer than reading it off.
-ImplicitSinkhorn.forward.__signature__ = inspect.signature(ImplicitSinkhorn.forward)  # pyright: ignore
+_Plan.forward.__signature__ = inspect.signature(_Plan.forward)  # pyright: ignore
 
 
-class SinkhornAdjoint(torch.autograd.Function):
-    """The backward pass as a node of its own: it can be batched by vmap, and it says why it has no derivative."""
+class _Adjoint(torch.autograd.Function):
+    """The backward pass as a node of its own: vmap can batch it, and it says why it has no derivative."""
 
     @staticmethod
     def forward(plan: Tensor, columns: Tensor, grad: Tensor, tau: float) -> Tensor:
@@ -174,7 +193,9 @@ class SinkhornAdjoint(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple, plan: Tensor, columns: Tensor, grad: Tensor, tau: float) -> tuple:
         tensors = [
-            tensor.unsqueeze(0).expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            tensor.unsqueeze(0).expand(info.batch_size, *tensor.shape)
+            if dim is None
+            else tensor.movedim(dim, 0)
             for tensor, dim in zip((plan, columns, grad), in_dims, strict=False)
         ]
-        return SinkhornAdjoint.apply(*tensors, tau), 0
+        return _Adjoint.apply(*tensors, tau), 0

@@ -1,3 +1,4 @@
+# pyright: reportIndexIssue=false
 """Which kernel a problem gets, how many programs, and the launch."""
 
 import functools
@@ -19,7 +20,7 @@ class Team(NamedTuple):
     """How the programs of a launch share the problems."""
 
     size: int  # programs a problem
-    count: int  # problems at a time
+    num_teams: int  # problems at a time
     rows: int  # rows a program holds at a time
     num_warps: int
 
@@ -31,12 +32,11 @@ def _has_triton() -> bool:
 
 @functools.cache
 def _num_processors(device: torch.device) -> int:
-    # Blackwell's and older cards' alike: what is asked for is one or two programs a processor.
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def supports(problems: Tensor) -> bool:
-    """Whether the kernels take these problems: float32 arithmetic, sizes they hold, and a device Triton knows."""
+    """Whether the kernels take these problems: float32 arithmetic, a size they hold, a device it knows."""
     return (
         2 <= problems.shape[-1] <= LARGEST
         and problems.dtype != torch.float64
@@ -52,9 +52,9 @@ def choose_team(n: int, batch: int, num_processors: int) -> Team:
     num_warps = 8 if padded <= 4096 else 16
     rows = max(1, min(16, 8192 // padded))
     programs = num_processors * (2 if num_warps <= 8 else 1)
-    count = min(batch, programs)
-    size = max(1, min(programs // count, math.ceil(n / rows)))
-    return Team(size, count, rows, num_warps)
+    num_teams = min(batch, programs)
+    size = max(1, min(programs // num_teams, math.ceil(n / rows)))
+    return Team(size, num_teams, rows, num_warps)
 
 
 def launch_rounds(
@@ -81,8 +81,8 @@ def launch_rounds(
 
     team = team or choose_team(n, batch, _num_processors(logits.device))
     memory, counters = _team_memory(team, ROUNDS_VECTORS + team.size, n, logits.device)
-    team_rounds[(team.size * team.count,)](
-        logits, *outputs, memory, counters, batch, *numbers, team.size, team.count,
+    team_rounds[(team.size * team.num_teams,)](
+        logits, *outputs, memory, counters, batch, *numbers, team.size, team.num_teams,
         HAS_TOL=tol is not None, TALL=min(256, _pad(n)), **_team_options(team, n),
     )  # fmt: skip
     return Rounds(*outputs)
@@ -107,9 +107,9 @@ def launch_gradient(
 
     team = team or choose_team(n, batch, _num_processors(plan.device))
     memory, counters = _team_memory(team, GRADIENT_VECTORS + 2 * team.size, n, plan.device)
-    team_gradient[(team.size * team.count,)](
-        plan, columns, grad, result, memory, counters, batch, n, 1 / tau, MAX_STEPS, team.size, team.count,
-        **_team_options(team, n),
+    team_gradient[(team.size * team.num_teams,)](
+        plan, columns, grad, result, memory, counters, batch, n, 1 / tau, MAX_STEPS,
+        team.size, team.num_teams, **_team_options(team, n),
     )  # fmt: skip
     return result
 
@@ -123,14 +123,14 @@ def _single_warps(n: int) -> int:
 
 
 def _team_memory(team: Team, num_vectors: int, n: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    memory = torch.empty(team.count * num_vectors * _pad(n), dtype=torch.float32, device=device)
-    return memory, torch.zeros(team.count, dtype=torch.int32, device=device)
+    memory = torch.empty(team.num_teams * num_vectors * _pad(n), dtype=torch.float32, device=device)
+    return memory, torch.zeros(team.num_teams, dtype=torch.int32, device=device)
 
 
 def _team_options(team: Team, n: int) -> dict[str, Any]:
     options: dict[str, Any] = {"N": _pad(n), "BLOCK": 32, "ROWS": team.rows, "num_warps": team.num_warps}
     if team.size > 1:
-        # The registers are bounded so that all programs fit on the device, and the launch fails if they do not:
-        # a program that waits for one that never starts would wait for ever.
+        # The registers are bounded so that all programs fit on the device, and the launch fails if they do
+        # not: a program that waits for one that never starts would wait for ever.
         options |= {"maxnreg": 128, "launch_cooperative_grid": True}
     return options

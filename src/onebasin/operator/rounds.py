@@ -1,7 +1,7 @@
 """Sinkhorn rounds in plain PyTorch: the reference, the CPU path, and the way out where Triton is missing.
 
-One round makes the columns sum to one, then the rows. In the scaling form the plan is diag(u) K diag(v), and a
-round is two matrix-vector products; where u and v leave the range in which K holds every entry that matters, the
+One round makes the columns sum to one, then the rows. In the scaling form the plan is diag(u) K diag(v), and
+a round is two matrix-vector products; where u and v leave the range in which K holds all that matters, the
 same rounds are run in the log domain and K is built anew around the potentials they end at.
 """
 
@@ -51,7 +51,9 @@ def run_rounds(
     while done < num_iters:
         # Trouble with the range shows early, so without a tolerance the looks become rarer.
         block = min(STOP_EVERY if tol is not None else STOP_EVERY + done, num_iters - done)
-        last_u, last_v, last_sums = (u, v.clone(), sums) if tol is None else (u.clone(), v.clone(), sums.clone())
+        last_u, last_v, last_sums = (
+            (u, v.clone(), sums) if tol is None else (u.clone(), v.clone(), sums.clone())
+        )
         for _ in range(block):
             torch.reciprocal(sums, out=v)
             multiply(kernel, v, out=u).reciprocal_()
@@ -78,7 +80,7 @@ def run_rounds(
 
 
 def run_log_rounds(logits: Tensor, tau: float, num_iters: int, tol: float | None) -> Rounds:
-    """The same rounds in the log domain alone: slower, but nothing is read back, so a CUDA graph can hold it."""
+    """The same rounds in the log domain alone: slower, but nothing is read back, so a graph can hold it."""
     dtype = computing_dtype(logits.dtype)
     g = -logits.amax(-2).to(dtype)
     f = torch.zeros_like(g)
@@ -130,7 +132,7 @@ def _potential(shifted: Tensor, tau: float, dim: int) -> Tensor:
 
 
 def _softmax_rows(logits: Tensor, g: Tensor, tau: float, out: Tensor | None = None) -> Tensor:
-    # Rows by their own maximum, not by a stored potential: at logits of 1e30 a sum of three terms has no digits left.
+    # Rows by their own maximum, not by a stored potential: at 1e30 a sum of three terms has no digits left.
     shifted = torch.add(logits, g.unsqueeze(-2), out=out)
     _divide(shifted.sub_(shifted.amax(-1, keepdim=True)), tau).exp_()
     return shifted.div_(shifted.sum(-1, keepdim=True))

@@ -1,4 +1,4 @@
-"""The rounds as ordinary differentiable operations: exact for the rounds that were run, and the oracle of the tests."""
+"""The rounds as ordinary differentiable operations: exact for those that were run, and the tests' oracle."""
 
 import torch
 from torch import Tensor
@@ -14,8 +14,8 @@ def unroll_rounds(logits: Tensor, tau: float, num_iters: int, tol: float | None,
         tau: The temperature.
         num_iters: The most rounds to run.
         tol: The column error a problem stops at, looked at every few rounds.
-        stop: Leave the loop when every problem has stopped. Without, stopped problems are kept as they are while
-            the loop goes on, which vmap and compiled code can do.
+        stop: Leave the loop when every problem has stopped. Without, stopped problems are kept as they are
+            while the loop goes on, which vmap and compiled code can do.
     """
     shift = logits.amax(-2, keepdim=True).detach()  # free: the first step normalises columns
     log_plan = (logits - shift).to(computing_dtype(logits.dtype)) / tau

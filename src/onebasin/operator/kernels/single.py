@@ -1,20 +1,32 @@
-"""Small problems: one program holds a whole matrix in registers, and one launch does all rounds, or all of a gradient.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+"""Small problems: a program holds a matrix in registers; one launch does all rounds, or a whole gradient.
 
-Potentials are in the unit of the logits, and exponents in base two: a plan is exp2((logits + f + g) * scale) with
-scale = log2(e) / tau, and `unscale` is its reciprocal.
+Potentials are in the unit of the logits, and exponents in base two: a plan is exp2((logits + f + g) * scale)
+with scale = log2(e) / tau, and `unscale` is its reciprocal.
 """
 
 import triton
 import triton.language as tl
 
-# A column whose sum falls below this has lost entries to underflow; its potential is then found by its own maximum.
+# A column whose sum falls below this has lost entries to underflow; its own maximum then gives its potential.
 VANISHED = tl.constexpr(1e-30)
 EPS = tl.constexpr(1.1920929e-07)  # of float32, in which all kernels compute
 
 
 @triton.jit(do_not_specialize=["num_iters", "stop_every"])
 def single_rounds(
-    logits, plan, columns, rounds, n, scale, unscale, num_iters, tol, stop_every, HAS_TOL: tl.constexpr, N: tl.constexpr
+    logits,
+    plan,
+    columns,
+    rounds,
+    n,
+    scale,
+    unscale,
+    num_iters,
+    tol,
+    stop_every,
+    HAS_TOL: tl.constexpr,
+    N: tl.constexpr,
 ):
     """All rounds of one problem; see `run_rounds`. Program i does problem i."""
     problem = tl.program_id(0).to(tl.int64)
@@ -65,7 +77,7 @@ def _column_potential(x, f, within, scale, unscale):
 
 @triton.jit(do_not_specialize=["max_steps"])
 def single_gradient(plan, columns, grad, result, n, rate, max_steps, N: tl.constexpr):
-    """The whole gradient of one problem; see `implicit_gradient`. Program i does problem i; rate is 1 / tau."""
+    """The gradient of one problem; see `implicit_gradient`. Program i does problem i; rate is 1 / tau."""
     problem = tl.program_id(0).to(tl.int64)
     line = tl.arange(0, N)
     within = line < n

@@ -1,9 +1,10 @@
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 """Larger problems: a team of programs shares a matrix, and one launch does all rounds, or all of a gradient.
 
-Each member normalises blocks of rows and adds up their columns in the same pass over the matrix; the members then
-add up what all of them found, each for some columns. Between such phases the team waits for its last member, which
-is safe because the launch is cooperative: either all programs are on the device, or none is. The phases are
-functions of their own, so that they can be run one by one where programs do not run side by side.
+Each member normalises blocks of rows and adds up their columns in the same pass over the matrix; the members
+then add up what all of them found, each for some columns. Between such phases the team waits for its last
+member, which is safe because the launch is cooperative: either all programs are on the device, or none is.
+The phases are functions of their own, to be run one by one where programs do not run side by side.
 
 The memory of a team is a list of vectors of N floats, named by the constants below.
 """
@@ -60,14 +61,18 @@ def add_partials(partials, column, within, team, STRIDE: tl.constexpr, BLOCK: tl
 
 
 @triton.jit
-def column_potential(x, f, column, within, n, scale, unscale, FIRST: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+def column_potential(
+    x, f, column, within, n, scale, unscale, FIRST: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
+):
     """The potential of some columns by their own maxima, exact whatever the range; with f = 0 if FIRST."""
     top = tl.full([BLOCK], -float("inf"), tl.float32)
     sums = tl.zeros([BLOCK], tl.float32)
     for start in range(0, n, ROWS):
         row = start + tl.arange(0, ROWS)
         mask = (row < n)[:, None] & within[None, :]
-        shifted = tl.load(x + row[:, None] * n + column[None, :], mask=mask, other=-float("inf")).to(tl.float32)
+        shifted = tl.load(x + row[:, None] * n + column[None, :], mask=mask, other=-float("inf")).to(
+            tl.float32
+        )
         if not FIRST:
             shifted += load_shared(f + row, row < n)[:, None]
         higher = tl.maximum(top, tl.max(shifted, 0))
@@ -115,7 +120,18 @@ def normalise_rows(
 
 @triton.jit
 def reduce_columns(
-    x, columns, work, member, team, n, scale, unscale, done, N: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
+    x,
+    columns,
+    work,
+    member,
+    team,
+    n,
+    scale,
+    unscale,
+    done,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
     """Phase: the column sums of the whole matrix, and the next column potentials."""
     for start in range(member * BLOCK, n, team * BLOCK):
@@ -132,7 +148,8 @@ def reduce_columns(
 
 @triton.jit(do_not_specialize=["batch", "num_iters", "stop_every", "team", "num_teams"])
 def team_rounds(
-    logits, plan, columns, rounds, memory, counters, batch, n, scale, unscale, num_iters, tol, stop_every, team, num_teams,
+    logits, plan, columns, rounds, memory, counters, batch, n, scale, unscale, num_iters, tol, stop_every,
+    team, num_teams,
     HAS_TOL: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TALL: tl.constexpr,
 ):  # fmt: skip
     """All rounds of the problems of each team; see `run_rounds`."""
@@ -157,7 +174,7 @@ def team_rounds(
             arrivals += team
             wait_for_team(counter, arrivals)
             done += 1
-            if HAS_TOL:
+            if HAS_TOL:  # noqa: SIM102, resolved when the kernel is compiled
                 if (done % stop_every == 0) & (done < limit):
                     column = tl.arange(0, N)
                     error = tl.abs(load_shared(c + column, column < n) - 1)
@@ -207,7 +224,7 @@ def reduce_start(work, member, team, n, N: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def advance(work, member, n, step, max_steps, N: tl.constexpr):
-    """One step of the conjugate gradients on the vectors, by every member alike; whether to go on, and where to."""
+    """A step of the conjugate gradients on the vectors, by every member alike: whether to go on and where."""
     column = tl.arange(0, N)
     within = column < n
     image = load_shared(work + IMAGE * N + column, within)
