@@ -1,0 +1,160 @@
+"""The Sinkhorn operator: logits to a doubly stochastic plan, differentiable."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from onebasin.operator.implicit import is_batched, plan_implicitly
+from onebasin.operator.rounds import computing_dtype
+from onebasin.operator.unrolled import unroll_rounds
+
+
+@dataclass(frozen=True)
+class SinkhornInfo:
+    """What happened in a call of `sinkhorn`; every field has the batch shape of the logits.
+
+    Attributes:
+        rounds: Rounds that were run.
+        marginal_error: Largest distance of a column sum from one (rows are normalised last, they sum to one).
+        saturation: Share of rows whose largest entry cannot be told from one. Their gradient has vanished:
+            nothing moves them any more. Raise tau, or bound the range of the logits.
+    """
+
+    rounds: Tensor
+    marginal_error: Tensor
+    saturation: Tensor
+
+
+@overload
+def sinkhorn(
+    logits: Tensor,
+    tau: float = 1.0,
+    num_iters: int = 20,
+    tol: float | None = None,
+    gradient: Literal["implicit", "unrolled"] = "implicit",
+    check: bool = True,
+    return_info: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def sinkhorn(
+    logits: Tensor,
+    tau: float = 1.0,
+    num_iters: int = 20,
+    tol: float | None = None,
+    gradient: Literal["implicit", "unrolled"] = "implicit",
+    check: bool = True,
+    *,
+    return_info: Literal[True],
+) -> tuple[Tensor, SinkhornInfo]: ...
+
+
+def sinkhorn(
+    logits: Tensor,
+    tau: float = 1.0,
+    num_iters: int = 20,
+    tol: float | None = None,
+    gradient: Literal["implicit", "unrolled"] = "implicit",
+    check: bool = True,
+    return_info: bool = False,
+) -> Tensor | tuple[Tensor, SinkhornInfo]:
+    """Turn logits into a doubly stochastic plan: normalise the columns and rows of exp(logits / tau) in turn.
+
+    One round normalises the columns, then the rows, so rows always sum to one; columns do so as far as the
+    rounds converged. The sharper the logits (or the smaller tau), the closer the plan is to a permutation and
+    the more rounds it takes.
+
+    Args:
+        logits: (*batch, n, n) of any floating type. -inf forbids an entry.
+        tau: Temperature. Small is sharp.
+        num_iters: Rounds; the most to run if ``tol`` is given.
+        tol: Stop a problem once its column sums are within this of one, looked at every fourth round.
+        gradient: "implicit" differentiates the fixed point with the marginals that were reached: memory and
+            time do not grow with the rounds. "unrolled" differentiates the rounds that were run, exactly; it
+            keeps two matrices a round and can be differentiated twice. They agree where the rounds converged.
+        check: Raise on logits that have no plan. Needs one look at the result; off in compiled code, under
+            vmap and during the capture of a CUDA graph.
+        return_info: Also return a `SinkhornInfo`.
+
+    Returns:
+        The plan, in the shape and type of the logits (float16 and bfloat16 are computed in float32), and the
+        `SinkhornInfo` if asked for.
+
+    Raises:
+        ValueError: A bad argument; with ``check``, NaN or +inf in the logits, or a row or column all -inf.
+        TypeError: The logits are not a floating tensor.
+
+    Example:
+        >>> import torch
+        >>> sinkhorn(torch.tensor([[2.0, 0.0], [0.0, 2.0]]))
+        tensor([[0.8808, 0.1192],
+                [0.1192, 0.8808]])
+    """
+    _check_arguments(logits, tau, num_iters, tol, gradient)
+    readable = _is_readable(logits)
+    if gradient == "implicit":
+        plan, columns, rounds = plan_implicitly(logits, float(tau), num_iters, tol)
+    else:
+        plan, columns, rounds = unroll_rounds(logits, float(tau), num_iters, tol, stop=readable)
+    if check and readable and not columns.detach().isfinite().all():
+        raise ValueError(_explain_failure(logits.detach(), tau))
+    result = plan.to(logits.dtype)
+    if not return_info:
+        return result
+    hard = plan.detach().amax(-1) >= 1 - 4 * torch.finfo(computing_dtype(logits.dtype)).eps
+    error = (columns - 1).abs().amax(-1)
+    return result, SinkhornInfo(rounds, error, hard.to(plan.dtype).mean(-1))
+
+
+def _check_arguments(logits: Tensor, tau: float, num_iters: int, tol: float | None, gradient: str) -> None:
+    if not isinstance(logits, Tensor) or not logits.is_floating_point():
+        kind = logits.dtype if isinstance(logits, Tensor) else type(logits).__name__
+        raise TypeError(
+            f"sinkhorn takes a floating tensor of logits, but got {kind}. Convert it with .float()."
+        )
+    if logits.ndim < 2 or logits.shape[-1] != logits.shape[-2] or logits.shape[-1] == 0:
+        raise ValueError(
+            f"sinkhorn takes logits of shape (*batch, n, n) with n >= 1, but got {tuple(logits.shape)}."
+        )
+    if not (tau > 0 and math.isfinite(tau)):
+        raise ValueError(f"tau must be positive and finite, but is {tau}. Small values make sharp plans.")
+    if num_iters < 1:
+        raise ValueError(f"num_iters must be at least 1, but is {num_iters}.")
+    if tol is not None and not tol > 0:
+        raise ValueError(f"tol must be positive, but is {tol}. Leave it None to run all {num_iters} rounds.")
+    if gradient not in ("implicit", "unrolled"):
+        raise ValueError(f"gradient must be 'implicit' or 'unrolled', but is {gradient!r}.")
+
+
+def _is_readable(tensor: Tensor) -> bool:
+    """Whether the values can be read back to the host now."""
+    if torch.compiler.is_compiling() or is_batched(tensor):
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _explain_failure(logits: Tensor, tau: float) -> str:
+    """Say what in the logits keeps them from having a plan."""
+    for name, bad in (("NaN", logits.isnan()), ("+inf", logits.isposinf())):
+        if bad.any():
+            first = tuple(bad.nonzero()[0].tolist())
+            return (
+                f"sinkhorn takes finite logits, or -inf to forbid an entry, but {int(bad.sum())} of"
+                f" {bad.numel()} are {name}, the first at {first}. Look at what made them."
+            )
+    for name, dim in (("row", -1), ("column", -2)):
+        empty = logits.isneginf().all(dim)
+        if empty.any():
+            first = tuple(empty.nonzero()[0].tolist())
+            return (
+                f"every row and column needs an entry that is not -inf, but {int(empty.sum())} have none, the "
+                f"first is {name} {first}. Allow at least one entry there."
+            )
+    return (
+        f"the plan is not finite although the logits are: their range, {float(logits.abs().amax()):.1e} at "
+        f"tau = {tau}, is too wide for {logits.dtype}. Scale the logits down or raise tau."
+    )

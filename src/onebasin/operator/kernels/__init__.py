@@ -1,0 +1,1 @@
+"""Triton kernels of the Sinkhorn operator; imported on CUDA devices alone."""

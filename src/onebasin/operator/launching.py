@@ -1,0 +1,136 @@
+# pyright: reportIndexIssue=false
+"""Which kernel a problem gets, how many programs, and the launch."""
+
+import functools
+import importlib.util
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from onebasin.operator.adjoint import MAX_STEPS
+from onebasin.operator.rounds import STOP_EVERY, Rounds
+
+LARGEST_SINGLE = 128  # a matrix of this size fills half the registers of a processor
+LARGEST = 8192  # one row is 16 numbers a thread; above, launches no longer matter and plain PyTorch serves
+
+
+class Team(NamedTuple):
+    """How the programs of a launch share the problems."""
+
+    size: int  # programs a problem
+    num_teams: int  # problems at a time
+    rows: int  # rows a program holds at a time
+    num_warps: int
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def _num_processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def supports(problems: Tensor) -> bool:
+    """Whether the kernels take these problems: float32 arithmetic, a size they hold, a device it knows."""
+    return (
+        2 <= problems.shape[-1] <= LARGEST
+        and problems.dtype != torch.float64
+        and _has_triton()
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(problems.device) >= (7, 0)
+    )
+
+
+def choose_team(n: int, batch: int, num_processors: int) -> Team:
+    """Share a launch among problems: all programs must be on the device at once, at most two a processor."""
+    padded = _pad(n)
+    num_warps = 8 if padded <= 4096 else 16
+    rows = max(1, min(16, 8192 // padded))
+    programs = num_processors * (2 if num_warps <= 8 else 1)
+    num_teams = min(batch, programs)
+    size = max(1, min(programs // num_teams, math.ceil(n / rows)))
+    return Team(size, num_teams, rows, num_warps)
+
+
+def launch_rounds(
+    logits: Tensor, tau: float, num_iters: int, tol: float | None, team: Team | None = None
+) -> Rounds:
+    """`run_rounds` by a kernel, on (n, n) or (batch, n, n) logits."""
+    logits = logits.contiguous()
+    n, shape = logits.shape[-1], logits.shape
+    batch = logits.numel() // (n * n)
+    plan = torch.empty(shape, dtype=torch.float32, device=logits.device)
+    columns = torch.empty(shape[:-1], dtype=torch.float32, device=logits.device)
+    rounds = torch.empty(shape[:-2], dtype=torch.int64, device=logits.device)
+    outputs = (plan, columns, rounds)
+    scale = math.log2(math.e) / tau
+    numbers = (n, scale, 1 / scale, num_iters, 0.0 if tol is None else tol, STOP_EVERY)
+    if n <= LARGEST_SINGLE and team is None:
+        from onebasin.operator.kernels.single import single_rounds
+
+        single_rounds[(batch,)](
+            logits, *outputs, *numbers, HAS_TOL=tol is not None, N=_pad(n), num_warps=_single_warps(n)
+        )
+        return Rounds(*outputs)
+    from onebasin.operator.kernels.team import ROUNDS_VECTORS, team_rounds
+
+    team = team or choose_team(n, batch, _num_processors(logits.device))
+    memory, counters = _team_memory(team, ROUNDS_VECTORS + team.size, n, logits.device)
+    team_rounds[(team.size * team.num_teams,)](
+        logits, *outputs, memory, counters, batch, *numbers, team.size, team.num_teams,
+        HAS_TOL=tol is not None, TALL=min(256, _pad(n)), **_team_options(team, n),
+    )  # fmt: skip
+    return Rounds(*outputs)
+
+
+def launch_gradient(
+    plan: Tensor, columns: Tensor, grad: Tensor, tau: float, team: Team | None = None
+) -> Tensor:
+    """`implicit_gradient` by a kernel."""
+    plan, columns, grad = plan.contiguous(), columns.contiguous(), grad.contiguous()
+    n = plan.shape[-1]
+    batch = plan.numel() // (n * n)
+    result = torch.empty_like(plan)
+    if n <= LARGEST_SINGLE and team is None:
+        from onebasin.operator.kernels.single import single_gradient
+
+        single_gradient[(batch,)](
+            plan, columns, grad, result, n, 1 / tau, MAX_STEPS, N=_pad(n), num_warps=_single_warps(n)
+        )
+        return result
+    from onebasin.operator.kernels.team import GRADIENT_VECTORS, team_gradient
+
+    team = team or choose_team(n, batch, _num_processors(plan.device))
+    memory, counters = _team_memory(team, GRADIENT_VECTORS + 2 * team.size, n, plan.device)
+    team_gradient[(team.size * team.num_teams,)](
+        plan, columns, grad, result, memory, counters, batch, n, 1 / tau, MAX_STEPS,
+        team.size, team.num_teams, **_team_options(team, n),
+    )  # fmt: skip
+    return result
+
+
+def _pad(n: int) -> int:
+    return max(16, 1 << (n - 1).bit_length())
+
+
+def _single_warps(n: int) -> int:
+    return {16: 1, 32: 1, 64: 4}.get(_pad(n), 16)
+
+
+def _team_memory(team: Team, num_vectors: int, n: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    memory = torch.empty(team.num_teams * num_vectors * _pad(n), dtype=torch.float32, device=device)
+    return memory, torch.zeros(team.num_teams, dtype=torch.int32, device=device)
+
+
+def _team_options(team: Team, n: int) -> dict[str, Any]:
+    options: dict[str, Any] = {"N": _pad(n), "BLOCK": 32, "ROWS": team.rows, "num_warps": team.num_warps}
+    if team.size > 1:
+        # The registers are bounded so that all programs fit on the device, and the launch fails if they do
+        # not: a program that waits for one that never starts would wait for ever.
+        options |= {"maxnreg": 128, "launch_cooperative_grid": True}
+    return options

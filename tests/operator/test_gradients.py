@@ -1,0 +1,158 @@
+import pytest
+import torch
+
+from onebasin.operator import adjoint, sinkhorn
+from onebasin.operator.rounds import run_log_rounds, run_rounds
+
+CONVERGED = 400
+
+
+def normal(*shape, scale=1.0, seed=0, dtype=torch.float64):
+    return (
+        torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale
+    ).to(dtype)
+
+
+def gradient_of(logits, weights, **arguments):
+    logits = logits.detach().requires_grad_()
+    sinkhorn(logits, **arguments).backward(weights)
+    return logits.grad
+
+
+def dense_gradient(plan, grad, tau):
+    """The implicit system written out and solved by least squares: slow, and hard to get wrong."""
+    plan, grad = plan.double(), grad.double()
+    rows, columns, weighted = plan.sum(1), plan.sum(0), plan * grad / tau
+    upper = torch.cat([rows.diag(), plan], 1)
+    lower = torch.cat([plan.T, columns.diag()], 1)
+    rhs = torch.cat([weighted.sum(1), weighted.sum(0)]).unsqueeze(1)
+    solution = torch.linalg.lstsq(torch.cat([upper, lower]), rhs, driver="gelsd").solution.squeeze(1)
+    x, y = solution.split(len(plan))
+    return plan * (grad / tau - x[:, None] - y[None, :])
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 5), (2, 4, 4), (2, 1, 3, 3)])
+@pytest.mark.parametrize("tau", [0.5, 1.0])
+def test_gradcheck(shape, tau):
+    logits = normal(*shape).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: sinkhorn(x, tau, CONVERGED), (logits,))
+
+
+def test_gradcheck_of_the_unrolled_gradient_before_convergence():
+    logits = normal(2, 4, 4, scale=3).requires_grad_()
+    for order in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        assert order(lambda x: sinkhorn(x, num_iters=3, gradient="unrolled"), (logits,))
+
+
+@pytest.mark.parametrize("n", [2, 17, 64, 150])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 2.0])
+def test_implicit_is_unrolled_at_convergence(n, scale):
+    logits, weights = normal(2, n, n, scale=scale), normal(2, n, n, seed=1)
+    implicit = gradient_of(logits, weights, tau=0.8, num_iters=3000, tol=1e-12)
+    unrolled = gradient_of(logits, weights, tau=0.8, num_iters=3000, tol=1e-12, gradient="unrolled")
+    assert (implicit - unrolled).norm() <= 1e-7 * unrolled.norm()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-5), (torch.float64, 1e-9)])
+@pytest.mark.parametrize("scale", [1, 10, 20])
+def test_marginals_are_those_that_were_reached(scale, dtype, tolerance):
+    for shape in [(30, 30), (3, 30, 30), (2, 130, 130)]:  # one problem, a batch, a batch taken in turn
+        logits, weights = normal(*shape, scale=scale, dtype=dtype), normal(*shape, seed=1, dtype=dtype)
+        grad, plan = gradient_of(logits, weights), sinkhorn(logits)
+        for problem in zip(*(t.reshape(-1, *shape[-2:]) for t in (grad, plan, weights)), strict=True):
+            expected = dense_gradient(*problem[1:], 1.0)
+            if shape[-1] < 100 or scale < 20:
+                assert (problem[0].double() - expected).norm() <= tolerance * expected.norm()
+
+
+def test_gradient_lies_off_the_gauge():
+    grad = gradient_of(normal(3, 25, 25, scale=2), normal(3, 25, 25, seed=1), num_iters=CONVERGED)
+    assert grad.sum(-1).abs().max() < 1e-13
+    assert grad.sum(-2).abs().max() < 1e-13
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("tau", [1.0, 0.01])
+def test_hard_plans_have_a_vanishing_gradient(dtype, tau):
+    for shape in [(12, 12), (3, 12, 12)]:
+        logits = (torch.eye(12)[torch.randperm(12, generator=torch.Generator().manual_seed(0))] * 1e3).to(
+            dtype
+        )
+        weights = normal(*shape, dtype=dtype)
+        grad = gradient_of(logits.expand(shape), weights, tau=tau)
+        assert grad.isfinite().all()
+        assert grad.abs().max() <= 8 * torch.finfo(torch.float32).eps / tau * weights.abs().max()
+
+
+def test_plan_that_falls_into_blocks():
+    logits = torch.full((8, 8), -torch.inf, dtype=torch.float64)
+    logits[:3, :3], logits[3:, 3:] = normal(3, 3), normal(5, 5, seed=1)
+    weights = normal(8, 8, seed=2)
+    grad = gradient_of(logits, weights, num_iters=CONVERGED)
+    assert torch.allclose(grad[:3, :3], gradient_of(logits[:3, :3], weights[:3, :3], num_iters=CONVERGED))
+    assert torch.allclose(grad[3:, 3:], gradient_of(logits[3:, 3:], weights[3:, 3:], num_iters=CONVERGED))
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1e20])
+@pytest.mark.parametrize("shape", [(20, 20), (2, 20, 20)])
+def test_gradient_is_linear_in_gradients_of_any_size(shape, size):
+    logits, weights = normal(*shape, dtype=torch.float32), normal(*shape, seed=1, dtype=torch.float32)
+    grad = gradient_of(logits, weights)
+    assert torch.allclose(gradient_of(logits, weights * size) / size, grad, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(7, 7), (3, 7, 7)])
+def test_incoming_gradients_of_any_layout_are_left_alone(shape):
+    logits = normal(*shape)
+    for weights in [
+        normal(*shape, seed=1),
+        normal(*shape, seed=1).mT,
+        normal(1, seed=1).expand(shape),
+        torch.zeros(shape, dtype=torch.float64),
+    ]:
+        before = weights.clone()
+        grad = gradient_of(logits, weights)
+        assert torch.equal(weights, before)
+        assert torch.equal(grad, gradient_of(logits, weights.contiguous()))
+    assert torch.equal(grad, torch.zeros(shape, dtype=torch.float64))
+
+
+def test_logits_and_plan_are_left_alone():
+    logits = normal(9, 9).requires_grad_()
+    before = logits.detach().clone()
+    plan = sinkhorn(logits)
+    kept = plan.detach().clone()
+    plan.backward(torch.ones_like(plan), retain_graph=True)
+    plan.backward(normal(9, 9, seed=1))
+    assert torch.equal(plan, kept)
+    assert torch.equal(logits.detach(), before)
+
+
+def test_second_derivative_is_refused_with_the_way_out():
+    logits, weights = normal(4, 4).requires_grad_(), normal(4, 4, seed=1)
+    (grad,) = torch.autograd.grad((sinkhorn(logits) * weights).sum(), logits, create_graph=True)
+    with pytest.raises(NotImplementedError, match="gradient='unrolled'"):
+        grad.square().sum().backward()
+    with pytest.raises(NotImplementedError, match="gradient='unrolled'"):
+        torch.func.jacrev(torch.func.grad(lambda x: (sinkhorn(x) * weights).sum()))(logits.detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [0.5, 8, 500])
+def test_code_paths_agree(scale, dtype):
+    """The masked loops, made for batches and for graph capture, do what those of a single problem do."""
+    logits, grad = normal(3, 20, 20, scale=scale, dtype=dtype), normal(3, 20, 20, seed=1, dtype=dtype)
+    eps = torch.finfo(dtype).eps
+    for tol in (None, 1e-3):
+        fast, slow = run_rounds(logits, 0.9, 24, tol), run_log_rounds(logits, 0.9, 24, tol)
+        assert torch.equal(fast.rounds, slow.rounds)
+        assert torch.allclose(fast.plan, slow.plan, atol=50 * eps * max(1, scale))
+        assert torch.allclose(fast.columns, slow.columns, atol=500 * eps * max(1, scale))
+    batch = adjoint.implicit_gradient(fast.plan, fast.columns, grad, 0.9)
+    blind = adjoint.implicit_gradient(fast.plan, fast.columns, grad, 0.9, read_every=0)
+    assert torch.equal(batch, blind)
+    singles = [
+        adjoint.implicit_gradient(*problem, 0.9)
+        for problem in zip(fast.plan, fast.columns, grad, strict=True)
+    ]
+    assert torch.allclose(batch, torch.stack(singles), atol=1e4 * eps)

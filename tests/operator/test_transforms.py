@@ -1,0 +1,127 @@
+"""vmap, torch.func, torch.compile, memory."""
+
+import pytest
+import torch
+from torch.func import grad, jacrev, vmap
+
+from onebasin.operator import sinkhorn
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def loss(logits, weights, gradient="implicit"):
+    return (sinkhorn(logits, 0.7, 50, gradient=gradient) * weights).sum()
+
+
+def reference(logits, weights):
+    logits = logits.detach().requires_grad_()
+    return torch.autograd.grad(loss(logits, weights), logits)[0]
+
+
+@pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
+def test_grad_and_vmap(gradient):
+    logits, weights = normal(3, 2, 6, 6), normal(3, 2, 6, 6, seed=1)
+    expected = reference(logits, weights)
+    derivative = grad(lambda x, w: loss(x, w, gradient))
+    assert torch.allclose(derivative(logits, weights), expected)
+    assert torch.allclose(vmap(derivative)(logits, weights), expected)
+    assert torch.allclose(vmap(vmap(derivative))(logits, weights), expected)
+    assert torch.allclose(
+        vmap(derivative, (3, 3), 3)(logits.movedim(0, 3), weights.movedim(0, 3)), expected.movedim(0, 3)
+    )
+
+
+@pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
+def test_vmap_over_one_of_logits_and_weights(gradient):
+    logits, weights = normal(6, 6), normal(4, 6, 6, seed=1)
+    derivative = grad(lambda x, w: loss(x, w, gradient))
+    assert torch.allclose(
+        vmap(derivative, (None, 0))(logits, weights), reference(logits.expand(4, 6, 6), weights)
+    )
+    swapped = vmap(derivative, (0, None))(weights, logits)
+    assert torch.allclose(swapped, reference(weights, logits.expand(4, 6, 6)))
+
+
+def test_vmap_gives_info_and_stops_by_itself():
+    logits = torch.stack([normal(8, 8) * scale for scale in (0.1, 5.0)])
+    for gradient in ("implicit", "unrolled"):
+        rounds = vmap(lambda x, g=gradient: sinkhorn(x, 1, 60, 1e-6, g, return_info=True)[1].rounds)(logits)
+        assert rounds.tolist()[0] == 4
+        assert rounds.tolist()[1] > 4
+
+
+def test_jacobian():
+    logits = normal(4, 4)
+    implicit = jacrev(lambda x: sinkhorn(x, num_iters=200))(logits)
+    unrolled = jacrev(lambda x: sinkhorn(x, num_iters=200, gradient="unrolled"))(logits)
+    assert torch.allclose(implicit, unrolled, atol=1e-9)
+
+
+def test_nan_is_refused_under_grad_and_let_through_by_vmap():
+    logits = torch.full((2, 3, 3), torch.nan)
+    with pytest.raises(ValueError, match="NaN"):
+        grad(lambda x: sinkhorn(x).sum())(logits)
+    assert vmap(sinkhorn)(logits).isnan().all()
+
+
+@pytest.mark.filterwarnings("default")  # the compiler's own
+def test_compile_without_a_graph_break():
+    logits, weights = normal(2, 6, 6), normal(2, 6, 6, seed=1)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    inputs = logits.clone().requires_grad_()
+    result = compiled(inputs, weights)
+    result.backward()
+    assert torch.allclose(result, loss(logits, weights))
+    assert torch.allclose(inputs.grad, reference(logits, weights))
+    assert compiled(torch.full_like(logits, torch.nan), weights).isnan()
+
+
+def test_operators_are_described_faithfully_to_the_compiler():
+    operators = torch.ops.onebasin
+    for logits in (normal(3, 4, 4), normal(4, 4).bfloat16()):
+        torch.library.opcheck(operators.sinkhorn_plan, (logits, 1.0, 20, None), test_utils="test_schema")
+        torch.library.opcheck(operators.sinkhorn_plan, (logits, 1.0, 20, 1e-3), test_utils="test_faketensor")
+    plan = sinkhorn(normal(3, 4, 4))
+    sample = (plan, plan.sum(-2), normal(3, 4, 4), 1.0)
+    torch.library.opcheck(operators.sinkhorn_gradient, sample, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("shape", [(256, 256), (4, 256, 256), (64, 32, 32)])
+def test_peak_memory_is_four_matrices(shape):
+    """Plan, incoming gradient and result, and never more than one matrix beside them."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Peak(TorchDispatchMode):
+        """Adds up what new storages hold, and takes it off when they die."""
+
+        def __init__(self):
+            super().__init__()
+            self.live = self.peak = 0
+            self.seen = set()
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            import weakref
+
+            result = function(*args, **(kwargs or {}))
+            for tensor in torch.utils._pytree.tree_leaves(result):
+                if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in self.seen:
+                    storage, size = tensor.untyped_storage(), tensor.untyped_storage().nbytes()
+                    self.seen.add(storage.data_ptr())
+                    self.live += size
+                    weakref.finalize(storage, self._free, storage.data_ptr(), size)
+            self.peak = max(self.peak, self.live)
+            return result
+
+        def _free(self, address, size):
+            self.seen.discard(address)
+            self.live -= size
+
+    logits = normal(*shape).requires_grad_()
+    matrix = logits.numel() * logits.element_size()
+    with Peak() as mode:
+        mode.seen.add(logits.untyped_storage().data_ptr())
+        weights = torch.ones_like(logits)
+        sinkhorn(logits).backward(weights)
+    assert mode.peak <= 4 * matrix
