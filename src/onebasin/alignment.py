@@ -1,0 +1,272 @@
+"""Bring one model into the basin of another: check everything, solve, apply."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import inspect
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.hardening import plan_shape
+from onebasin.matching import METHODS, Problem
+from onebasin.objectives import WeightDistance, parameter_keys
+from onebasin.permutation import Permutation
+from onebasin.state import State, read_state
+from onebasin.structure import Symmetry
+from onebasin.tracing import symmetry as trace
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """What `align` found.
+
+    Attributes:
+        model: a copy of the model, permuted (of a state dict, the permuted state dict).
+        permutation: what was done to it.
+        cost: the objective of the permuted model beside the target.
+        start_cost: the objective before.
+        history: an entry a step or sweep.
+        converged: whether the method stopped by itself, not by its limit.
+        seconds: how long it took.
+        method: by which method.
+    """
+
+    model: Any
+    permutation: Permutation
+    cost: float
+    start_cost: float
+    history: list[dict[str, Any]]
+    converged: bool
+    seconds: float
+    method: str
+
+    def __repr__(self) -> str:
+        ended = "converged" if self.converged else "stopped at its limit"
+        change = f"cost {self.start_cost:.6g} -> {self.cost:.6g}"
+        return f"Alignment({self.method}: {change}, {ended} after {self.seconds:.2f} s, {self.permutation!r})"
+
+
+def align(
+    model: nn.Module | Mapping[str, Any],
+    to: nn.Module | Mapping[str, Any],
+    example_inputs: Any = None,
+    symmetry: Symmetry | None = None,
+    method: str = "sinkhorn",
+    objective: Callable[..., Tensor] | None = None,
+    data: Iterable[Any] | None = None,
+    init: Permutation | str | None = None,
+    groups: Iterable[str] | None = None,
+    seed: int = 0,
+    progress: bool = False,
+    callback: Callable[[dict[str, Any]], None] | None = None,
+    **options: Any,
+) -> Alignment:
+    """Permute a model's hidden units so that it costs least beside another one.
+
+    Args:
+        model: the model to permute; it is left untouched.
+        to: the model to align it to, of the same architecture. Their types and devices may differ.
+        example_inputs: to trace the symmetry with; not needed if `symmetry` is given.
+        symmetry: from `onebasin.symmetry` or `Symmetry.from_axes`.
+        method: "sinkhorn" (the paper), "weight-matching", "activation-matching" (needs `data`) or "ste".
+        objective: what to minimise: `WeightDistance`, `Midpoint`, `RandomPoint`, or any callable
+            ``(params, target, batch) -> scalar``; `WeightDistance()` if None.
+        data: an iterable of (inputs, target) batches that can be read more than once, such as a list or a loader.
+        init: start from this permutation, or from what another method finds; the result costs no more than that.
+        groups: decide only the groups whose names match one of these (shell patterns); the others stay as they are.
+        seed: for everything random.
+        progress: show a progress line.
+        callback: called with every entry of the history.
+        **options: of the method; see `onebasin.matching`.
+
+    Raises:
+        ValueError: before any work is done, if the two do not fit, hold NaN, or something is missing.
+
+    >>> import onebasin as ob
+    >>> mlp = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    >>> x = torch.zeros(1, 4)
+    >>> twin = copy.deepcopy(mlp)
+    >>> _ = twin.load_state_dict(ob.symmetry(mlp, x).random().apply(mlp))
+    >>> ob.align(twin, to=mlp, example_inputs=x).cost
+    0.0
+    """
+    begin = time.perf_counter()
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r}")
+    _check_options(method, options)
+    source, target = read_state(model), read_state(to)
+    check_same_architecture(source, target)
+    objective = WeightDistance() if objective is None else objective
+    data = getattr(objective, "data", None) if data is None else data
+    if getattr(objective, "needs_data", False) and data is None:
+        raise ValueError(f"{type(objective).__name__} needs data: give data=, an iterable of (inputs, target) batches")
+    if method == "activation-matching" and (data is None or not isinstance(model, nn.Module)):
+        raise ValueError("activation-matching looks at activations: it needs modules, and data= with batches of inputs")
+    if data is not None and iter(data) is data:
+        raise ValueError("data is an iterator, which can be read once only: give a list of batches or a data loader")
+    symmetry = _find_symmetry(model, example_inputs, symmetry)
+    chosen = _restrict(symmetry, groups)
+    first = _initial(init, symmetry, lambda name: align(
+        model, to, None, symmetry, name, objective, data, None, groups, seed, progress, callback).permutation)  # fmt: skip
+    history: list[dict[str, Any]] = []
+    problem = _problem(model, to, chosen, first, objective, data, seed, history, progress, callback)
+    if method in ("sinkhorn",):
+        _check_memory(chosen, problem)
+    identity = chosen.identity()
+    start_cost = problem.cost(identity)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        found = METHODS[method](problem, **options)
+    # A method that looks at something else than the objective may end higher than it began; then the start is the answer.
+    worse = init is not None and found.cost > start_cost
+    best, cost = (identity, start_cost) if worse else (found.permutation, found.cost)
+    permutation = Permutation(symmetry, {**symmetry.identity().indices, **best.indices}) @ first
+    moved = permutation.apply(model)
+    if isinstance(model, nn.Module):
+        result = copy.deepcopy(model)
+        result.load_state_dict(moved)
+    else:
+        result = moved
+    seconds = time.perf_counter() - begin
+    return Alignment(result, permutation, cost, start_cost, found.history, found.converged, seconds, method)
+
+
+def check_same_architecture(source: State, target: State) -> None:
+    """Refuse states that differ in keys or shapes, or hold NaN, naming the first difference."""
+    for key in target:
+        if key not in source:
+            raise ValueError(f"the model to permute has no {key!r}, the one to align to has: they are different architectures")
+    for key, value in source.items():
+        if key not in target:
+            raise ValueError(f"the model to align to has no {key!r}, the one to permute has: they are different architectures")
+        if not isinstance(value, Tensor):
+            continue
+        if value.shape != target[key].shape:
+            raise ValueError(f"{key!r} has shape {tuple(value.shape)} in one model and {tuple(target[key].shape)} in the other")
+        for which, tensor in (("to permute", value), ("to align to", target[key])):
+            if tensor.is_meta:
+                raise ValueError(f"the model {which} is on the meta device: it has no values to align")
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise ValueError(f"{key!r} of the model {which} holds NaN or infinity")
+
+
+def _check_options(method: str, options: Mapping[str, Any]) -> None:
+    known = list(inspect.signature(METHODS[method]).parameters)[1:]
+    for name in options:
+        if name not in known:
+            raise TypeError(f"{method!r} has no option {name!r}; it has {', '.join(known)}")
+
+
+def _find_symmetry(model: Any, example_inputs: Any, symmetry: Symmetry | None) -> Symmetry:
+    if symmetry is not None:
+        return symmetry.bind(model)
+    if example_inputs is None or not isinstance(model, nn.Module):
+        raise ValueError("give example_inputs= to trace the model with, or symmetry=")
+    return trace(model, example_inputs)
+
+
+def _restrict(symmetry: Symmetry, groups: Iterable[str] | None) -> Symmetry:
+    if groups is None:
+        return symmetry
+    patterns = [groups] if isinstance(groups, str) else list(groups)
+    kept = {name: g for name, g in symmetry.groups.items() if any(fnmatch.fnmatchcase(name, p) for p in patterns)}
+    if not kept:
+        raise ValueError(f"no group matches {patterns}; there are {', '.join(symmetry.groups)}")
+    return replace(symmetry, groups=kept)
+
+
+def _initial(init: Permutation | str | None, symmetry: Symmetry, run: Callable[[str], Permutation]) -> Permutation:
+    if init is None:
+        return symmetry.identity()
+    if isinstance(init, str):
+        if init not in METHODS:
+            raise ValueError(f"init must be a Permutation or one of {', '.join(map(repr, METHODS))}, got {init!r}")
+        return run(init)
+    if init.symmetry.groups != symmetry.groups:
+        raise ValueError("the permutation given as init belongs to another symmetry: its groups differ")
+    return init
+
+
+def _problem(
+    model: Any, to: Any, symmetry: Symmetry, first: Permutation, objective: Any, data: Any, seed: int,
+    history: list[dict[str, Any]], progress: bool, callback: Callable[[dict[str, Any]], None] | None,
+) -> Problem:  # fmt: skip
+    target = read_state(to)
+    source = first.apply(model)
+    keys = tuple(parameter_keys(model))
+    if not keys:
+        raise ValueError("the model has no floating parameters to align")
+    dtype = torch.promote_types(torch.float32, torch.promote_types(source[keys[0]].dtype, target[keys[0]].dtype))
+    device = target[keys[0]].device
+
+    def convert(state: State) -> State:
+        done: dict[int, Any] = {}
+        for value in state.values():
+            if id(value) not in done and isinstance(value, Tensor):
+                done[id(value)] = value.to(device, dtype if value.is_floating_point() else None)
+        return {key: done.get(id(value), value) for key, value in state.items()}
+
+    def report(entry: dict[str, Any]) -> None:
+        if callback is not None:
+            callback(entry)
+        if progress:
+            text = ", ".join(f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}" for k, v in entry.items())
+            print(f"\r\033[K{text}", end="", flush=True)
+
+    module = copy.deepcopy(to if isinstance(to, nn.Module) else model) if isinstance(model, nn.Module) else None
+    if module is not None:
+        module = module.to(device, dtype)
+    bound = objective.bind(module if module is not None else source) if hasattr(objective, "bind") else objective
+    batches = None if data is None else _Moved(data, device, dtype)
+    return Problem(symmetry, convert(source), convert(target), keys, bound, batches, module, seed, report)
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """Batches on the computing device, their floating tensors in the computing type."""
+
+    data: Iterable[Any]
+    device: torch.device
+    dtype: torch.dtype
+
+    def __iter__(self):
+        for batch in self.data:
+            yield torch.utils._pytree.tree_map(self._move, batch)
+
+    def _move(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.to(self.device, self.dtype if value.is_floating_point() else None)
+
+
+def _check_memory(symmetry: Symmetry, problem: Problem) -> None:
+    """Refuse plans that cannot fit: logits, gradient and two moments of Adam, and four matrices of work for the operator."""
+    entries = sum(_product(plan_shape(symmetry, g)) for g in symmetry.groups.values())
+    needed = 8 * entries * problem.target[problem.keys[0]].element_size()
+    available = _available_memory(problem.device)
+    if available is not None and needed > available:
+        raise ValueError(
+            f"the plans need about {needed / 2**30:.1f} GiB, {available / 2**30:.1f} GiB are free: "
+            "use method='weight-matching', or choose fewer groups="
+        )
+
+
+def _product(shape: Sequence[int]) -> int:
+    return int(torch.Size(shape).numel())
+
+
+def _available_memory(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return None

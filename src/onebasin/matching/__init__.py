@@ -1,0 +1,18 @@
+"""How to find a permutation: one method a file, all in one table."""
+
+from collections.abc import Callable
+
+from onebasin.matching.activations import match_activations
+from onebasin.matching.problem import Found, Problem
+from onebasin.matching.sinkhorn import match_by_sinkhorn
+from onebasin.matching.straight_through import match_straight_through
+from onebasin.matching.weights import match_weights, polish
+
+METHODS: dict[str, Callable[..., Found]] = {
+    "sinkhorn": match_by_sinkhorn,
+    "weight-matching": match_weights,
+    "activation-matching": match_activations,
+    "ste": match_straight_through,
+}
+
+__all__ = ["METHODS", "Found", "Problem", "polish"]

@@ -1,0 +1,140 @@
+"""Activation matching (Li et al. 2016; Git Re-Basin, sec. 3.1): pair units that respond alike to the same data.
+
+Statistics are gathered in one pass over the data, by hooks at `Symmetry.sites`: for every group the correlations between the
+units of the two networks, summed over batches, positions and sites.
+"""
+
+from __future__ import annotations
+
+import copy
+import string
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.hardening import harden, plan_shape
+from onebasin.matching.problem import Found, Problem
+from onebasin.matching.scores import blocks, chain_of, products
+from onebasin.structure import Site, Symmetry
+from onebasin.tracing.graph import evaluation_mode
+
+
+def match_activations(problem: Problem, num_batches: int | None = None) -> Found:
+    """Pair the units whose activations correlate most.
+
+    Args:
+        problem: what to match; its data gives the inputs.
+        num_batches: read so many batches; all of them if None.
+    """
+    if problem.model is None or problem.batches is None:
+        raise ValueError("activation matching looks at activations: it needs modules and data=")
+    symmetry = problem.symmetry
+    missing = [name for name in symmetry.groups if not symmetry.sites.get(name)]
+    sites = {site for found in symmetry.sites.values() for site in found}
+    statistics = {site: _Moments(symmetry, site) for site in sites}
+    networks = [copy.deepcopy(problem.model).to(problem.device, problem.dtype) for _ in range(2)]
+    for network, state in zip(networks, (problem.target, problem.source), strict=True):
+        network.load_state_dict(state)
+    count = 0
+    for number, batch in enumerate(problem.batches):
+        if num_batches is not None and number >= num_batches:
+            break
+        seen = [_record(network, sites, batch) for network in networks]
+        for site in sites:
+            statistics[site].add(*(found[site] for found in seen))
+        count += 1
+    scores = {name: torch.zeros(plan_shape(symmetry, g), dtype=torch.float64) for name, g in symmetry.groups.items()}
+    for moments in statistics.values():
+        for name, correlation in moments.correlations():
+            scores[name] += correlation
+    for name in missing:  # nothing is known of these: they stay as they are
+        scores[name] = torch.eye(symmetry.groups[name].size, dtype=torch.float64).expand(scores[name].shape)
+    permutation = harden(symmetry, scores)
+    entry = {"batches": count, "sites": len(sites), "groups without a site": len(missing)}
+    problem.report(entry)
+    return Found(permutation, problem.cost(permutation), [entry], converged=True)
+
+
+def _record(network: nn.Module, sites: set[Site], batch: Any) -> dict[Site, Tensor]:
+    """Run one batch and return the activations at the sites."""
+    wanted: dict[str, dict[int, Site]] = {}
+    for site in sites:
+        wanted.setdefault(site.module, {})[site.call] = site
+    found: dict[Site, Tensor] = {}
+    handles = []
+    for path, calls in wanted.items():
+        counter: list[None] = []
+
+        def hook(module: nn.Module, args: Any, output: Any, calls: Mapping[int, Site] = calls, counter: list = counter) -> None:
+            if len(counter) in calls:
+                found[calls[len(counter)]] = output.detach()
+            counter.append(None)
+
+        handles.append(network.get_submodule(path).register_forward_hook(hook))
+    inputs = batch[0] if isinstance(batch, (tuple, list)) and len(batch) == 2 else batch
+    try:
+        with torch.no_grad(), evaluation_mode(network):
+            if isinstance(inputs, Mapping):
+                network(**inputs)
+            else:
+                network(*(inputs if isinstance(inputs, (tuple, list)) else (inputs,)))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+class _Moments:
+    """Streaming sums at one site, in float64: for every group there, of x, y, their squares, and x y for all pairs."""
+
+    def __init__(self, symmetry: Symmetry, site: Site):
+        self.symmetry, self.site = symmetry, site
+        self.sums: dict[tuple[int, int], tuple[str, float, list[Tensor]]] = {}
+
+    def add(self, target: Tensor, source: Tensor) -> None:
+        """Take in one batch of activations of both networks."""
+        groups = self.symmetry.groups
+        found = blocks(list(self.site.layout), target.double(), source.double(), groups)
+        for number, (labels, homes, x, y) in enumerate(found):
+            places = [axis for axis, name in enumerate(labels) if name in groups]
+            chains = {axis: chain_of(groups, labels, homes, axis) for axis in places}
+            for axis in places:
+                if any(axis in chain[:-1] for chain in chains.values()):
+                    continue  # a parent: its children carry its score
+                chain = chains[axis]
+                terms = [_sum_to(t, chain) for t in (x, y, x * x, y * y)]
+                terms.append(products(self.symmetry, x, y, chain, labels).cpu())
+                count = x.numel() / terms[0].numel()
+                name, total, sums = self.sums.get((number, axis), (labels[axis] or "", 0.0, None))
+                sums = terms if sums is None else [a + b for a, b in zip(sums, terms, strict=True)]
+                self.sums[number, axis] = (name, total + count, sums)
+
+    def correlations(self) -> Iterator[tuple[str, Tensor]]:
+        """For each group at the site, the correlation of every target unit with every source unit, shaped like a plan."""
+        for name, count, (x, y, xx, yy, xy) in self.sums.values():
+            means = x / count, y / count
+            spreads = [
+                (s / count - m * m).clamp_min(0).sqrt() for s, m in zip((xx, yy), means, strict=True)
+            ]
+            free = [p in self.symmetry.groups for p in self.symmetry.groups[name].parents]
+            covariance = xy / count - _outer(*means, free)
+            scale = _outer(*spreads, free)
+            yield name, torch.where(scale > 0, covariance / scale, torch.zeros_like(scale))
+
+
+def _sum_to(tensor: Tensor, chain: list[int]) -> Tensor:
+    """Sum over all axes but those of a chain, in the order of the chain."""
+    others = [axis for axis in range(tensor.dim()) if axis not in chain]
+    kept = tensor.sum(others) if others else tensor
+    order = sorted(chain)
+    return kept.permute([order.index(axis) for axis in chain]).cpu()
+
+
+def _outer(x: Tensor, y: Tensor, free: list[bool]) -> Tensor:
+    """Target units times source units: axes of free parents and of the units in pairs, those of fixed parents once."""
+    letters = string.ascii_lowercase[: x.dim()]
+    theirs = "".join(c.upper() if pair else c for c, pair in zip(letters, [*free, True], strict=True))
+    result = "".join(a if a == b else a + b for a, b in zip(letters, theirs, strict=True))
+    return torch.einsum(f"{letters},{theirs}->{result}", x, y)

@@ -1,0 +1,128 @@
+"""An alignment problem, checked and ready: what every method works on."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.gather import gather
+from onebasin.layout import gather_indices
+from onebasin.permutation import Permutation
+from onebasin.state import State
+from onebasin.structure import Symmetry
+
+Objective = Callable[[Mapping[str, Any], Mapping[str, Any], Any], Tensor]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Find the permutation of `source` that costs least beside `target`. Methods start from the identity.
+
+    Attributes:
+        symmetry: its groups are the ones to decide.
+        source: the tensors to permute, in the computing type, on the computing device.
+        target: the tensors they are to match.
+        keys: the parameters, each tied tensor once.
+        objective: bound to the architecture.
+        batches: the data, if any, on the computing device; read again from the start each time.
+        model: the architecture, for methods that look at activations.
+        seed: for everything random.
+        report: called with every entry of the history.
+        num_judged: batches that a hard permutation is judged on.
+    """
+
+    symmetry: Symmetry
+    source: State
+    target: State
+    keys: tuple[str, ...]
+    objective: Objective
+    batches: Iterable[Any] | None = None
+    model: nn.Module | None = None
+    seed: int = 0
+    report: Callable[[dict[str, Any]], None] = field(default=lambda entry: None)
+    num_judged: int = 8
+
+    @property
+    def device(self) -> torch.device:
+        """Where to compute."""
+        return self.target[self.keys[0]].device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What to compute in."""
+        return self.target[self.keys[0]].dtype
+
+    def fresh(self, params: Mapping[str, Any]) -> State:
+        """The same parameters with buffers of their own: a batch norm in train mode writes into its statistics."""
+        counted = {key for tied in self.symmetry.ties for key in tied} | set(self.keys)
+        return {k: v.clone() if isinstance(v, Tensor) and k not in counted else v for k, v in params.items()}
+
+    def stream(self) -> Iterator[Any]:
+        """Batches for ever; None for ever without data."""
+        if self.batches is None:
+            yield from itertools.repeat(None)
+            return
+        while True:
+            empty = True
+            for batch in self.batches:
+                empty = False
+                yield batch
+            if empty:
+                raise ValueError("the data has no batches (an iterator can be read once only: give a list or a loader)")
+
+    def permuted(self, permutation: Permutation) -> State:
+        """The source, permuted hard; only tensors that move are new."""
+        result = dict(self.source)
+        for key, layout in self.symmetry.layouts.items():
+            if isinstance(self.source.get(key), Tensor):
+                indices = gather_indices(layout, permutation.indices, self.symmetry.parents)
+                result[key] = gather(self.source[key], indices)
+        for tied in self.symmetry.ties:
+            for key in tied[1:]:
+                if key in result and tied[0] in result:
+                    result[key] = result[tied[0]]
+        return result
+
+    def cost(self, permutation: Permutation) -> float:
+        """The cost of a hard permutation: on the first batches, at fixed points of the line."""
+        return self.cost_of(self.permuted(permutation))
+
+    def cost_of(self, params: State) -> float:
+        """The cost of hard parameters."""
+        points = getattr(self.objective, "points", None)
+        with torch.no_grad():
+            if self.batches is None:
+                return float(self.objective(params, self.target, None))
+            total, count = 0.0, 0
+            for batch in itertools.islice(self.batches, self.num_judged):
+                fresh = self.fresh(params)
+                if points is None:
+                    total, count = total + float(self.objective(fresh, self.target, batch)), count + 1
+                    continue
+                for point in points():
+                    total += float(self.objective.at(fresh, self.target, batch, point))  # type: ignore[attr-defined]
+                    count += 1
+        return total / count if count else math.nan
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a method found.
+
+    Attributes:
+        permutation: the best one.
+        cost: its cost.
+        history: an entry a step or sweep.
+        converged: whether the method stopped by itself, not by its limit.
+    """
+
+    permutation: Permutation
+    cost: float
+    history: list[dict[str, Any]]
+    converged: bool

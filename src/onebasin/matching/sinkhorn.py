@@ -1,0 +1,116 @@
+"""Re-basin by the Sinkhorn operator (the paper, sec. 3): gradient descent on the logits of all groups at once."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+
+from onebasin.matching.problem import Found, Problem
+from onebasin.matching.weights import polish as polish_permutation
+from onebasin.network import RebasinNet
+
+
+def match_by_sinkhorn(
+    problem: Problem,
+    steps: int = 100,
+    lr: float = 0.2,
+    tau: float = 1.0,
+    final_tau: float | None = None,
+    num_iters: int = 20,
+    gradient: Literal["implicit", "unrolled"] = "implicit",
+    patience: int = 50,
+    check_every: int | None = None,
+    start: Literal["identity", "scaled", "random"] = "identity",
+    mass: float = 0.5,
+    noise: float = 0.0,
+    polish: bool | None = None,
+    logits: dict[str, torch.Tensor] | None = None,
+) -> Found:
+    """Minimise the objective over soft permutations by Adam, keep the best hard one seen on the way.
+
+    Adam makes the step independent of the scale of the cost. What it must reach grows with the width: a logit of log(n) is
+    needed for a plan of size n to hold half of its mass in one place. So the step of each group is lr log(n) / log(10).
+
+    Args:
+        problem: what to match.
+        steps: the most steps to take.
+        lr: step of Adam for a group of ten units.
+        tau: temperature; with `final_tau` it falls geometrically to that.
+        final_tau: see `tau`.
+        num_iters: rounds of the Sinkhorn operator.
+        gradient: through the operator, "implicit" or "unrolled".
+        patience: stop after so many steps without a better hard permutation.
+        check_every: steps between two looks at the hard permutation: 1 without data, 5 with data, if None.
+        start: logits at the "identity" as in the paper, "scaled" so that every plan holds `mass` on it, or "random".
+        mass: see `start`.
+        noise: standard deviation of the noise added to the start.
+        polish: finish with weight-matching sweeps if they lower the cost; by default without data only.
+        logits: go on from these (the ``state_dict()`` of a `RebasinNet` of the same problem).
+    """
+    net = RebasinNet(
+        problem.source if problem.model is None else problem.model,
+        problem.symmetry,
+        tau,
+        num_iters,
+        init={"identity": None, "scaled": problem.symmetry.identity(), "random": "random"}[start],
+        noise=noise,
+        mass=mass,
+        gradient=gradient,
+        generator=torch.Generator().manual_seed(problem.seed),
+    ).to(problem.device, problem.dtype)
+    if logits is not None:
+        net.load_state_dict(logits)
+    optimizer = torch.optim.Adam(
+        [{"params": [p], "lr": lr * max(math.log10(int(n)), 1.0)} for n, p in net.logits.items()]
+    )
+    search = _Search(problem)
+    stream = problem.stream()
+    every = check_every or (1 if problem.batches is None else 5)
+    for step in range(steps if problem.symmetry.groups else 0):
+        if final_tau is not None:
+            net.tau = tau * (final_tau / tau) ** (step / max(steps - 1, 1))
+        optimizer.zero_grad()
+        cost = problem.objective(net(problem.source), problem.target, next(stream))
+        cost.backward()
+        optimizer.step()
+        if (step + 1) % every == 0 or step == steps - 1:
+            search.look(net, step, float(cost.detach()))
+        if search.finished(step, patience):
+            break
+    if polish or (polish is None and problem.batches is None):
+        search.offer(polish_permutation(problem, search.best), what="polish")
+    return search.found(converged=len(search.history) == 0 or search.history[-1]["step"] < steps - 1)
+
+
+class _Search:
+    """The best hard permutation so far, the identity to begin with: no result costs more than the start."""
+
+    def __init__(self, problem: Problem):
+        self.problem = problem
+        self.best = problem.symmetry.identity()
+        self.cost = problem.cost(self.best)
+        self.last_gain = -1
+        self.history: list[dict[str, Any]] = []
+
+    def look(self, net: RebasinNet, step: int, soft: float) -> None:
+        hard = net.permutation(self.problem.cost)
+        cost = self.problem.cost(hard)
+        entry = {"step": step, "soft": soft, "hard": cost, "gap": cost - soft, "best": min(cost, self.cost)}
+        self.history.append(entry)
+        self.problem.report(entry)
+        if cost < self.cost:
+            self.best, self.cost, self.last_gain = hard, cost, step
+
+    def offer(self, permutation: Any, what: str) -> None:
+        cost = self.problem.cost(permutation)
+        if cost < self.cost:
+            self.best, self.cost = permutation, cost
+        self.history.append({"step": self.history[-1]["step"] if self.history else 0, what: cost, "best": self.cost})
+
+    def finished(self, step: int, patience: int) -> bool:
+        return self.cost <= getattr(self.problem.objective, "floor", -math.inf) or step - self.last_gain > patience
+
+    def found(self, converged: bool) -> Found:
+        return Found(self.best, self.cost, self.history, converged)

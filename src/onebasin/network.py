@@ -1,0 +1,175 @@
+"""The re-basin network: logits, through the Sinkhorn operator, to plans, to softly permuted tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.gather import mix
+from onebasin.hardening import harden, plan_shape
+from onebasin.operator import sinkhorn
+from onebasin.permutation import Permutation
+from onebasin.state import State, read_state
+from onebasin.structure import Group, Symmetry
+
+
+class RebasinNet(nn.Module):
+    """A network whose only parameters are the logits of the plans (eq. sinkhorn-rebasing of the paper).
+
+    Calling it returns the softly permuted tensors of a model, differentiable in the logits, for
+    ``torch.func.functional_call``: so any cost of a network's parameters can be minimised over permutations, all layers at
+    once, in an ordinary training loop.
+
+    Args:
+        model: whose tensors to permute. They are not parameters of this network and not in its ``state_dict``.
+        symmetry: from `onebasin.symmetry`.
+        tau: temperature of the Sinkhorn operator; may be changed between calls.
+        num_iters: its rounds.
+        init: where to start. None: logits = identity, as in the paper. A `Permutation`: its matrices, scaled so that each plan
+            holds `mass` on it, whatever its size. "random": noise alone.
+        noise: standard deviation of the normal noise added to the start.
+        mass: see `init`.
+        gradient: "implicit" or "unrolled", see `onebasin.sinkhorn`.
+        generator: for the noise.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Mapping[str, Any],
+        symmetry: Symmetry,
+        tau: float = 1.0,
+        num_iters: int = 20,
+        init: Permutation | Literal["random"] | None = None,
+        noise: float = 0.0,
+        mass: float = 0.5,
+        gradient: Literal["implicit", "unrolled"] = "implicit",
+        generator: torch.Generator | None = None,
+    ):
+        super().__init__()
+        state = read_state(model)
+        self.symmetry = symmetry.bind(model)
+        self.tau, self.num_iters, self.gradient = tau, num_iters, gradient
+        buffers = {key for key, _ in model.named_buffers()} if isinstance(model, nn.Module) else set()
+        # A plain tuple, so that these are neither parameters nor buffers of ours.
+        self._tensors = (state, buffers)
+        floating = [value for value in state.values() if isinstance(value, Tensor) and value.is_floating_point()]
+        self._dtype = torch.float64 if any(v.dtype == torch.float64 for v in floating) else torch.float32
+        device = floating[0].device if floating else torch.device("cpu")
+        if init == "random" and not noise:
+            noise = 1.0
+        start = self._start(init, mass)
+        self.logits = nn.ParameterDict()
+        self._places: dict[str, tuple[str, int, tuple[int, ...]]] = {}
+        batches: dict[int, list[Tensor]] = {}
+        for name, group in self.symmetry.groups.items():
+            shape = plan_shape(self.symmetry, group)
+            batch = batches.setdefault(group.size, [])
+            self._places[name] = (str(group.size), sum(len(b) for b in batch), shape)
+            batch.append(start[name].reshape(-1, group.size, group.size))
+        for size, batch in batches.items():
+            logits = torch.cat(batch).to(self._dtype)
+            logits = logits + noise * torch.randn(logits.shape, generator=generator, dtype=logits.dtype) if noise else logits
+            self.logits[str(size)] = nn.Parameter(logits.to(device))
+
+    def _start(self, init: Permutation | str | None, mass: float) -> dict[str, Tensor]:
+        if not (init is None or init == "random" or isinstance(init, Permutation)):
+            raise ValueError(f"init must be a Permutation, 'random' or None, got {init!r}")
+        plans = (init if isinstance(init, Permutation) else self.symmetry.identity()).plans(self._dtype)
+        if init == "random":
+            return {name: torch.zeros_like(plan) for name, plan in plans.items()}
+        if init is None:
+            return plans
+        return {name: plan * _scale(plan.shape[-1], mass, self.tau) for name, plan in plans.items()}
+
+    def _split(self, batches: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        result = {}
+        for name, (size, start, shape) in self._places.items():
+            count = math.prod(shape[:-2])
+            result[name] = batches[size][start : start + count].view(shape)
+        return result
+
+    def plans(self, check: bool = True) -> dict[str, Tensor]:
+        """The plan of every group, all groups of one size in one call of the operator."""
+        return self._split(
+            {
+                size: sinkhorn(logits, self.tau, self.num_iters, gradient=self.gradient, check=check)  # type: ignore[arg-type]
+                for size, logits in self.logits.items()
+            }
+        )
+
+    def forward(self, params: Mapping[str, Any] | None = None, plans: Mapping[str, Tensor] | None = None) -> State:
+        """Softly permuted tensors: parameters differentiable in the logits (and in `params`), buffers detached and fresh.
+
+        Args:
+            params: live tensors to permute in place of the model's.
+            plans: plans to use in place of this network's own.
+        """
+        state, buffers = self._tensors
+        state = state if params is None else {**state, **params}
+        plans = self.plans() if plans is None else plans
+        fixed = {name: plan.detach() for name, plan in plans.items()}
+        device = next(iter(plans.values())).device if plans else None
+        done: dict[int, Tensor] = {}
+        result: State = {}
+        for key, value in state.items():
+            if not isinstance(value, Tensor) or key not in self.symmetry.layouts:
+                result[key] = value
+                continue
+            if id(value) not in done:
+                here = value if device is None else value.to(device)
+                layout = self.symmetry.layouts[key]
+                if key in buffers:
+                    floating = value.is_floating_point()
+                    done[id(value)] = mix(here.detach(), layout, fixed, self.symmetry.parents).clone() if floating else here.clone()
+                else:
+                    done[id(value)] = mix(here, layout, plans, self.symmetry.parents)
+            result[key] = done[id(value)]
+        return result
+
+    def permutation(self, cost: Callable[[Permutation], float] | None = None) -> Permutation:
+        """The hard permutation closest to the plans; with `cost`, the better of that and the assignment on the logits."""
+        with torch.no_grad():
+            plans = self.plans()
+            from_plans = harden(self.symmetry, _blocks(self.symmetry, plans))
+            if cost is None:
+                return from_plans
+            from_logits = harden(self.symmetry, self._split(self.logits), carry=False)
+            return from_plans if from_plans == from_logits else min(from_plans, from_logits, key=cost)
+
+
+def _scale(size: int, mass: float, tau: float) -> float:
+    """The logit c for which the plan of c times a permutation matrix holds a given mass on it: e^c / (e^c + n - 1)."""
+    if not 0 < mass < 1:
+        raise ValueError(f"mass must lie between 0 and 1, got {mass}")
+    return tau * max(math.log(mass / (1 - mass) * (size - 1)), 0.0) if size > 1 else 0.0
+
+
+def _blocks(symmetry: Symmetry, plans: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Scores whose best permutation is the projection of the soft one: a child counts with the weight of its parents."""
+    result = {}
+    inner = {p for group in symmetry.groups.values() for p in group.parents}
+    for name, group in symmetry.groups.items():
+        weight = plans[name]
+        for parent in group.parents:
+            if parent in symmetry.groups:
+                weight = weight * _expand(symmetry, plans[parent], symmetry.groups[parent], group)
+        # The mass of a parent is already in its children's.
+        result[name] = torch.zeros_like(weight) if name in inner else weight
+    return result
+
+
+def _expand(symmetry: Symmetry, plan: Tensor, parent: Group, child: Group) -> Tensor:
+    """A parent's plan, broadcast over the axes of a child's plan that it does not have."""
+    wanted = (*parent.parents, parent.name)
+    axis = 0
+    for name in child.parents:
+        width = 2 if name in symmetry.groups else 1
+        if name not in wanted:
+            for _ in range(width):
+                plan = plan.unsqueeze(axis)
+        axis += width
+    return plan[..., None, None]

@@ -1,0 +1,161 @@
+"""What to minimise: a cost of softly permuted parameters, given those of the target.
+
+An objective is any callable ``(params, target, batch) -> scalar``. The ones here also have ``bind(model)``, which gives them what
+they need to know of the architecture; `align` calls it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+Params = Mapping[str, Any]
+Loss = Callable[[Any, Any], Tensor]
+
+
+def parameter_keys(model: nn.Module | Params) -> list[str]:
+    """The keys a cost counts: parameters, each tied tensor once. Of a state dict, every floating tensor but norm statistics."""
+    if isinstance(model, nn.Module):
+        return [key for key, value in model.named_parameters() if value.is_floating_point()]
+    seen: set[int] = set()
+    keys = []
+    for key, value in model.items():
+        statistic = key.rpartition(".")[2] in ("running_mean", "running_var")
+        if isinstance(value, Tensor) and value.is_floating_point() and not statistic and id(value) not in seen:
+            seen.add(id(value))
+            keys.append(key)
+    return keys
+
+
+@dataclass(frozen=True)
+class WeightDistance:
+    """How far the parameters are apart; needs no data (eq. rebasinl2 of the paper).
+
+    Attributes:
+        kind: "l2", the sum of squared differences; "l1"; "inner", minus the inner product, which orders hard permutations as
+            "l2" does but does not reward a blurred plan; "cosine", one minus the cosine of the angle.
+        keys: the tensors that count; all parameters if None.
+    """
+
+    kind: Literal["l2", "l1", "inner", "cosine"] = "l2"
+    keys: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("l2", "l1", "inner", "cosine"):
+            raise ValueError(f"kind must be 'l2', 'l1', 'inner' or 'cosine', got {self.kind!r}")
+
+    @property
+    def floor(self) -> float:
+        """No permutation costs less: one that costs this is found."""
+        return 0.0 if self.kind in ("l2", "l1") else -float("inf")
+
+    def bind(self, model: nn.Module | Params) -> WeightDistance:
+        """Count the parameters of this model, each tied tensor once."""
+        return self if self.keys is not None else replace(self, keys=tuple(parameter_keys(model)))
+
+    def __call__(self, params: Params, target: Params, batch: Any = None) -> Tensor:
+        """The distance; `batch` is not used."""
+        keys = parameter_keys(target) if self.keys is None else self.keys
+        pairs = [(params[key], target[key]) for key in keys]
+        if self.kind == "l2":
+            return _total((a - b).square().sum() for a, b in pairs)
+        if self.kind == "l1":
+            return _total((a - b).abs().sum() for a, b in pairs)
+        inner = _total((a * b).sum() for a, b in pairs)
+        if self.kind == "inner":
+            return -inner
+        lengths = [_total(pair[i].square().sum() for pair in pairs).sqrt() for i in (0, 1)]
+        return 1 - inner / (lengths[0] * lengths[1])
+
+
+def _total(terms: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(terms)).sum()
+
+
+@dataclass(frozen=True)
+class _OnTheLine:
+    """A loss of the network at points on the line between target and permuted parameters.
+
+    Attributes:
+        loss: ``loss(output, target)``.
+        data: an iterable of (inputs, target) batches, read again and again; may be given to `align` instead.
+        model: the architecture, in eval mode but for its batch norms, which use the statistics of the batch: those stored with
+            either endpoint would be wrong in between.
+    """
+
+    loss: Loss
+    data: Iterable[Any] | None = None
+    model: nn.Module | None = None
+
+    needs_data = True
+
+    def bind(self, model: nn.Module | Params) -> Any:
+        """Take a private copy of the architecture."""
+        if self.model is not None:
+            return self
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"{type(self).__name__} runs the network: give align modules, not state dicts")
+        private = copy.deepcopy(model).eval()
+        for module in private.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.train()
+        return replace(self, model=private)
+
+    def at(self, params: Params, target: Params, batch: Any, weight: float | Tensor) -> Tensor:
+        """The loss at (1 - weight) target + weight params."""
+        if self.model is None:
+            raise ValueError(f"{type(self).__name__} does not know the network yet: call bind(model) first")
+        mixed: dict[str, Any] = {}
+        done: dict[int, Any] = {}
+        for key, value in params.items():
+            if id(value) not in done:
+                floating = isinstance(value, Tensor) and value.is_floating_point()
+                done[id(value)] = torch.lerp(target[key].to(value.dtype), value, weight) if floating else value
+            mixed[key] = done[id(value)]
+        inputs, expected = batch
+        args = tuple(inputs) if isinstance(inputs, (tuple, list)) else () if isinstance(inputs, Mapping) else (inputs,)
+        kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
+        return self.loss(torch.func.functional_call(self.model, mixed, args, kwargs), expected)
+
+
+@dataclass(frozen=True)
+class Midpoint(_OnTheLine):
+    """The loss half way between the two networks (eq. mid of the paper)."""
+
+    def __call__(self, params: Params, target: Params, batch: Any) -> Tensor:
+        """The loss at one half."""
+        return self.at(params, target, batch, 0.5)
+
+    def points(self) -> Sequence[float]:
+        """Where a hard permutation is judged."""
+        return (0.5,)
+
+
+@dataclass(frozen=True)
+class RandomPoint(_OnTheLine):
+    """The loss at a random point between the two networks, drawn anew at each step (eq. rand of the paper).
+
+    Attributes:
+        low: the smallest weight of the permuted network.
+        high: the largest.
+    """
+
+    low: float = 0.0
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low < self.high <= 1:
+            raise ValueError(f"0 <= low < high <= 1 is needed, got low={self.low}, high={self.high}")
+
+    def __call__(self, params: Params, target: Params, batch: Any) -> Tensor:
+        """The loss at a random weight, from torch's global generator."""
+        return self.at(params, target, batch, self.low + (self.high - self.low) * float(torch.rand(())))
+
+    def points(self) -> Sequence[float]:
+        """Where a hard permutation is judged: evenly, so that two of them can be compared."""
+        return tuple(self.low + (self.high - self.low) * (i + 0.5) / 5 for i in range(5))
