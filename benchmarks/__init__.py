@@ -1,0 +1,1 @@
+"""Ours against peers, side by side in one run."""

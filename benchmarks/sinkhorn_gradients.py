@@ -1,4 +1,4 @@
-"""How far the implicit and the unrolled gradient are apart, by the sharpness of the logits and the rounds run.
+"""How far the implicit and the unrolled gradient are apart, by sharpness of the logits and rounds run.
 
     python -m benchmarks.sinkhorn_gradients
 
@@ -18,17 +18,15 @@ def gradient(logits, weights, **arguments):
 
 
 def main(n: int = 64, num_problems: int = 4) -> None:
-    print(
-        f"n = {n}, normal logits, mean over {num_problems} seeds; distances relative to the converged gradient"
-    )
+    print(f"n = {n}, normal logits, mean of {num_problems}; distances relative to the converged gradient")
     print("| scale | rounds | column error | saturation | unrolled - implicit | implicit | unrolled |")
     print("|---|---|---|---|---|---|---|")
-    for scale in (1, 3, 6, 10, 20, 60):
+    for scale in (1, 3, 6, 10, 20):
         generator = torch.Generator().manual_seed(0)
         shape = (num_problems, n, n)
         logits = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
         weights = torch.randn(shape, generator=generator, dtype=torch.float64)
-        converged, _ = gradient(logits, weights, num_iters=100_000, tol=1e-10)
+        converged, _ = gradient(logits, weights, num_iters=10_000, tol=1e-9)
         for rounds in (20, 100):
             implicit, info = gradient(logits, weights, num_iters=rounds)
             unrolled, _ = gradient(logits, weights, num_iters=rounds, gradient="unrolled")

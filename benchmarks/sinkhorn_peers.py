@@ -18,7 +18,8 @@ def load_authors() -> Callable[[Tensor, Tensor, int], Pair] | None:
     if path is None or not path.exists():
         return None
     file_spec = importlib.util.spec_from_file_location("authors_sinkhorn", path)
-    assert file_spec is not None and file_spec.loader is not None
+    assert file_spec is not None
+    assert file_spec.loader is not None
     module = importlib.util.module_from_spec(file_spec)
     file_spec.loader.exec_module(module)
 

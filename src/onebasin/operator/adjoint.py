@@ -37,7 +37,7 @@ def implicit_gradient(
     rows = plan.sum(-1)
     # At unit size: in float32 the squares of a gradient of 1e-20 are zero, and those of 1e20 infinite.
     size = torch.maximum(row_rhs.abs().amax(-1, keepdim=True), column_rhs.abs().amax(-1, keepdim=True))
-    size = torch.where(size > 0, size, 1)
+    size = size.masked_fill_(size == 0, 1)  # not `where`: it would copy its scalar to the device, and wait
     rhs = (column_rhs - multiply(plan.mT, row_rhs / rows)) / size
     floor = 4 * torch.finfo(plan.dtype).eps * (_norm(row_rhs / size) + _norm(column_rhs / size))
     if plan.ndim == 2 and not plan.is_cuda:
@@ -68,12 +68,12 @@ def _solve(
         image = columns * direction - multiply(plan.mT, multiply(plan, direction) / rows)
         curvature = _dot(direction, image)
         running = running & (curvature > CURVATURE_FLOOR * eps * _dot(direction, direction))
-        length = torch.where(running, power / curvature, 0)
+        length = (power / curvature).masked_fill_(~running, 0)
         y = torch.addcmul(y, length, direction)
         residual = torch.addcmul(residual, length, image, value=-1)
         residual = residual - residual.mean(-1, keepdim=True)
         last, power = power, _dot(residual, residual)
-        direction = torch.addcmul(residual, torch.where(running, power / last, 0), direction)
+        direction = torch.addcmul(residual, (power / last).masked_fill_(~running, 0), direction)
         running = running & (power > target)
     return y
 

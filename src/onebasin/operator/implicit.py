@@ -34,7 +34,8 @@ def compute_plan(
     if (backend or choose_backend(problems)) == "triton":
         from onebasin.operator import launching
 
-        plan, columns, rounds = launching.launch_rounds(problems, tau, num_iters, tol)
+        with torch.cuda.device(problems.device):
+            plan, columns, rounds = launching.launch_rounds(problems, tau, num_iters, tol)
     elif _is_capturing(problems):
         plan, columns, rounds = run_log_rounds(problems, tau, num_iters, tol)
     elif _is_one_by_one(problems):
@@ -60,7 +61,8 @@ def compute_gradient(
     if (backend or choose_backend(problems[0])) == "triton":
         from onebasin.operator import launching
 
-        result = launching.launch_gradient(*problems, tau)
+        with torch.cuda.device(plan.device):
+            result = launching.launch_gradient(*problems, tau)
     elif _is_one_by_one(problems[0]):
         result = torch.empty_like(problems[0])
         for each in zip(*problems, result, strict=True):

@@ -31,6 +31,11 @@ def _has_triton() -> bool:
 
 
 @functools.cache
+def _is_known(device: torch.device) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (7, 0)
+
+
+@functools.cache
 def _num_processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
@@ -41,8 +46,7 @@ def supports(problems: Tensor) -> bool:
         2 <= problems.shape[-1] <= LARGEST
         and problems.dtype != torch.float64
         and _has_triton()
-        and torch.version.hip is None
-        and torch.cuda.get_device_capability(problems.device) >= (7, 0)
+        and _is_known(problems.device)
     )
 
 

@@ -39,8 +39,8 @@ def run_rounds(
     logits: Tensor, tau: float, num_iters: int, tol: float | None, out: Tensor | None = None
 ) -> Rounds:
     """Run the rounds on (n, n) or (batch, n, n) logits; reads values back to the host every few rounds."""
-    rounds = torch.zeros(logits.shape[:-2], dtype=torch.int64, device=logits.device)
-    running = torch.ones_like(rounds, dtype=torch.bool)
+    running = None if tol is None else torch.ones(logits.shape[:-2], dtype=torch.bool, device=logits.device)
+    rounds = torch.full(logits.shape[:-2], num_iters if tol is None else 0, device=logits.device)
     # Shifting a column is free: the first step of the first round normalises columns.
     g = -logits.amax(-2).to(computing_dtype(logits.dtype))
     kernel = _divide(torch.add(logits, g.unsqueeze(-2), out=out), tau).exp_()
@@ -58,20 +58,21 @@ def run_rounds(
             torch.reciprocal(sums, out=v)
             multiply(kernel, v, out=u).reciprocal_()
             multiply(transposed, u, out=sums)
-        if tol is not None and done:  # stopped problems keep the scalings they stopped at
+        if running is not None and done:  # stopped problems keep the scalings they stopped at
             for moved, last in ((u, last_u), (v, last_v), (sums, last_sums)):
                 moved.copy_(torch.where(running.unsqueeze(-1), moved, last))
         if not _within_range(u, v):
             g = g + tau * last_v.log()
             f = _row_potential(logits, g, tau) if done else torch.zeros_like(g)
-            g = torch.where(running.unsqueeze(-1), _log_rounds(logits, f, tau, block), g)
+            moved = _log_rounds(logits, f, tau, block)
+            g = moved if running is None else torch.where(running.unsqueeze(-1), moved, g)
             _softmax_rows(logits, g, tau, out=kernel)
             u.fill_(1)
             v.fill_(1)
             multiply(transposed, u, out=sums)
-        rounds += block * running
         done += block
-        if tol is not None:
+        if running is not None and tol is not None:
+            rounds += block * running
             running = ~((v * sums - 1).abs().amax(-1) <= tol)
             if not running.any():
                 break

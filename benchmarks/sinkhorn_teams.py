@@ -1,0 +1,66 @@
+"""How the CUDA kernels do with other teams than `choose_team` gives: for choosing its numbers on a new GPU.
+
+python -m benchmarks.sinkhorn_teams
+"""
+
+import statistics
+
+import torch
+
+from onebasin.operator.launching import Team, _num_processors, choose_team, launch_gradient, launch_rounds
+
+CASES = [
+    (1, 96),
+    (1, 128),
+    (1, 200),
+    (1, 256),
+    (1, 512),
+    (1, 1024),
+    (1, 2048),
+    (1, 4096),
+    (32, 256),
+    (32, 512),
+]
+
+
+def device_ms(call, repeats: int = 20) -> float:
+    """Median time on the device, without what Python and the launch take."""
+    call()
+    times = []
+    for _ in range(repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(200_000)  # the host gets ahead, so that the events hold kernels alone
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times)
+
+
+def main() -> None:
+    num_processors = _num_processors(torch.device("cuda", torch.cuda.current_device()))
+    for batch, n in CASES:
+        logits, grad = torch.randn(2, batch, n, n, device="cuda")
+        plan, columns, _ = launch_rounds(logits, 1.0, 20, None)
+        chosen = choose_team(n, batch, num_processors)
+        teams: dict[str, Team | None] = {"automatic": None, "chosen team": chosen}
+        for factor in (0.25, 0.5, 2.0):
+            size = max(1, min(int(chosen.size * factor), 2 * num_processors // chosen.num_teams))
+            teams[f"size {size}"] = chosen._replace(size=size)
+        for rows in (1, 2, 4, 8, 16):
+            teams[f"rows {rows}"] = chosen._replace(rows=rows)
+        teams["warps 4"] = chosen._replace(num_warps=4)
+        print(f"n = {n}, batch {batch}, chosen {chosen}")
+        for name, team in teams.items():
+            try:
+                forward = device_ms(lambda team=team: launch_rounds(logits, 1.0, 20, None, team))  # noqa: B023
+                back = device_ms(lambda team=team: launch_gradient(plan, columns, grad, 1.0, team))  # noqa: B023
+            except RuntimeError as error:  # more programs than fit, or more registers than there are
+                print(f"  {name:12} {str(error).splitlines()[0]}")
+                continue
+            print(f"  {name:12} rounds {forward:7.3f} ms   gradient {back:7.3f} ms")
+
+
+if __name__ == "__main__":
+    main()
