@@ -1,0 +1,106 @@
+"""Average several models in one basin."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from onebasin.alignment import align
+from onebasin.calibration import repair as repair_statistics
+from onebasin.interpolation import interpolate
+from onebasin.permutation import Permutation
+from onebasin.structure import Symmetry
+from onebasin.tracing import symmetry as trace
+
+
+def merge(
+    models: Sequence[nn.Module],
+    example_inputs: Any = None,
+    weights: Sequence[float] | None = None,
+    repair: Iterable[Any] | None = None,
+    symmetry: Symmetry | None = None,
+    method: str = "weight-matching",
+    to: str = "first",
+    max_rounds: int = 10,
+    seed: int = 0,
+    **options: Any,
+) -> nn.Module:
+    """Align models of one architecture and average them.
+
+    Args:
+        models: two or more; left untouched.
+        example_inputs: to trace the symmetry with; not needed if `symmetry` is given.
+        weights: of the models in the average; equal if None. They are scaled to sum to one.
+        repair: batches of data for `onebasin.repair` on the merged model, or None to leave it as it is.
+        symmetry: from `onebasin.symmetry` or `Symmetry.from_axes`.
+        method: how to align; see `onebasin.align`.
+        to: "first": every model is aligned to the first. "mean": every model in turn is aligned to the mean of the others,
+            until nothing moves (MergeMany of Git Re-Basin).
+        max_rounds: the most rounds over the models with ``to="mean"``.
+        seed: for everything random.
+        **options: passed to `onebasin.align`.
+
+    Returns:
+        A new module of the first one's type, dtype and device.
+
+    Raises:
+        ValueError: if there are fewer than two models, or the weights do not fit.
+    """
+    models = list(models)
+    if len(models) < 2:
+        raise ValueError(f"merging needs at least two models, got {len(models)}")
+    shares = _shares(weights, len(models))
+    if to not in ("first", "mean"):
+        raise ValueError(f"to must be 'first' or 'mean', got {to!r}")
+    if symmetry is None:
+        if example_inputs is None:
+            raise ValueError("give example_inputs= to trace the models with, or symmetry=")
+        symmetry = trace(models[0], example_inputs)
+    arguments: dict[str, Any] = {"symmetry": symmetry, "method": method, "seed": seed, **options}
+    aligned = [models[0], *(align(model, models[0], **arguments).model for model in models[1:])]
+    if to == "mean" and len(models) > 2:
+        _settle(aligned, shares, symmetry, max_rounds, arguments)
+    merged = _average(aligned, shares)
+    if repair is not None:
+        merged.load_state_dict(repair_statistics(merged, aligned, repair, symmetry, weights=shares))
+    return merged
+
+
+def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
+    if weights is None:
+        return [1 / count] * count
+    if len(weights) != count:
+        raise ValueError(f"{count} models need {count} weights, got {len(weights)}")
+    total = float(sum(weights))
+    if not total or total != total:
+        raise ValueError(f"the weights must have a sum other than zero, got {list(weights)}")
+    return [float(w) / total for w in weights]
+
+
+def _average(models: Sequence[nn.Module], shares: Sequence[float]) -> nn.Module:
+    result = copy.deepcopy(models[0])
+    result.load_state_dict(interpolate(models, shares))
+    return result
+
+
+def _settle(
+    models: list[nn.Module], shares: list[float], symmetry: Symmetry, max_rounds: int, arguments: dict[str, Any]
+) -> None:
+    """Align each model to the mean of the others until no permutation changes anything."""
+    identity: Permutation = symmetry.identity()
+    generator = torch.Generator().manual_seed(arguments["seed"])
+    for _ in range(max_rounds):
+        moved = False
+        for i in torch.randperm(len(models), generator=generator).tolist():
+            others = [m for j, m in enumerate(models) if j != i]
+            rest = [s for j, s in enumerate(shares) if j != i]
+            mean = _average(others, [s / sum(rest) for s in rest])
+            result = align(models[i], mean, **arguments)
+            if result.cost < result.start_cost and result.permutation != identity:
+                models[i], moved = result.model, True
+        if not moved:
+            return
