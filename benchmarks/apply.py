@@ -81,7 +81,9 @@ def main() -> None:
     for name in CASES:
         row = measure(name, options.device)
         rows.append(row)
-        print(f"{name:24}{row['megabytes']:10.1f}{row['copy_ms']:10.2f}{row['apply_ms']:10.2f}{row['ratio']:8.2f}", flush=True)
+        print(
+            f"{name:24}{row['megabytes']:10.1f}{row['copy_ms']:10.2f}{row['apply_ms']:10.2f}{row['ratio']:8.2f}", flush=True
+        )
     if options.out:
         record = {"torch": torch.__version__, "threads": torch.get_num_threads(), "rows": rows}
         options.out.write_text(json.dumps(record, indent=1) + "\n")

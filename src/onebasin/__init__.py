@@ -9,4 +9,17 @@ from onebasin.permutation import Permutation
 from onebasin.structure import Group, Symmetry
 from onebasin.tracing import symmetry
 
-__all__ = ["Alignment", "Group", "Midpoint", "Permutation", "RandomPoint", "RebasinNet", "Symmetry", "WeightDistance", "align", "assign", "sinkhorn", "symmetry"]
+__all__ = [
+    "Alignment",
+    "Group",
+    "Midpoint",
+    "Permutation",
+    "RandomPoint",
+    "RebasinNet",
+    "Symmetry",
+    "WeightDistance",
+    "align",
+    "assign",
+    "sinkhorn",
+    "symmetry",
+]

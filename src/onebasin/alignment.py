@@ -141,14 +141,20 @@ def check_same_architecture(source: State, target: State) -> None:
     """Refuse states that differ in keys or shapes, or hold NaN, naming the first difference."""
     for key in target:
         if key not in source:
-            raise ValueError(f"the model to permute has no {key!r}, the one to align to has: they are different architectures")
+            raise ValueError(
+                f"the model to permute has no {key!r}, the one to align to has: they are different architectures"
+            )
     for key, value in source.items():
         if key not in target:
-            raise ValueError(f"the model to align to has no {key!r}, the one to permute has: they are different architectures")
+            raise ValueError(
+                f"the model to align to has no {key!r}, the one to permute has: they are different architectures"
+            )
         if not isinstance(value, Tensor):
             continue
         if value.shape != target[key].shape:
-            raise ValueError(f"{key!r} has shape {tuple(value.shape)} in one model and {tuple(target[key].shape)} in the other")
+            raise ValueError(
+                f"{key!r} has shape {tuple(value.shape)} in one model and {tuple(target[key].shape)} in the other"
+            )
         for which, tensor in (("to permute", value), ("to align to", target[key])):
             if tensor.is_meta:
                 raise ValueError(f"the model {which} is on the meta device: it has no values to align")

@@ -124,7 +124,9 @@ class RebasinNet(nn.Module):
                 layout = self.symmetry.layouts[key]
                 if key in buffers:
                     floating = value.is_floating_point()
-                    done[id(value)] = mix(here.detach(), layout, fixed, self.symmetry.parents).clone() if floating else here.clone()
+                    done[id(value)] = (
+                        mix(here.detach(), layout, fixed, self.symmetry.parents).clone() if floating else here.clone()
+                    )
                 else:
                     done[id(value)] = mix(here, layout, plans, self.symmetry.parents)
             result[key] = done[id(value)]

@@ -67,7 +67,9 @@ def _record(network: nn.Module, sites: set[Site], batch: Any) -> dict[Site, Tens
     for path, calls in wanted.items():
         counter: list[None] = []
 
-        def hook(module: nn.Module, args: Any, output: Any, calls: Mapping[int, Site] = calls, counter: list = counter) -> None:
+        def hook(
+            module: nn.Module, args: Any, output: Any, calls: Mapping[int, Site] = calls, counter: list = counter
+        ) -> None:
             if len(counter) in calls:
                 found[calls[len(counter)]] = output.detach()
             counter.append(None)
@@ -115,9 +117,7 @@ class _Moments:
         """For each group at the site, the correlation of every target unit with every source unit, shaped like a plan."""
         for name, count, (x, y, xx, yy, xy) in self.sums.values():
             means = x / count, y / count
-            spreads = [
-                (s / count - m * m).clamp_min(0).sqrt() for s, m in zip((xx, yy), means, strict=True)
-            ]
+            spreads = [(s / count - m * m).clamp_min(0).sqrt() for s, m in zip((xx, yy), means, strict=True)]
             free = [p in self.symmetry.groups for p in self.symmetry.groups[name].parents]
             covariance = xy / count - _outer(*means, free)
             scale = _outer(*spreads, free)

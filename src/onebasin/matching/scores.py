@@ -37,9 +37,7 @@ def blocks(
         yield labels, homes, target, source
 
 
-def chain_of(
-    members: Mapping[str, Group], labels: list[str | None], homes: list[int], axis: int
-) -> list[int]:
+def chain_of(members: Mapping[str, Group], labels: list[str | None], homes: list[int], axis: int) -> list[int]:
     """The axes of a group's parents, fixed ones included, and its own."""
     chain = []
     for parent in members[labels[axis] or ""].parents:

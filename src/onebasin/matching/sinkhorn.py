@@ -10,6 +10,7 @@ import torch
 from onebasin.matching.problem import Found, Problem
 from onebasin.matching.weights import polish as polish_permutation
 from onebasin.network import RebasinNet
+from onebasin.permutation import Permutation
 
 
 def match_by_sinkhorn(
@@ -62,9 +63,7 @@ def match_by_sinkhorn(
     ).to(problem.device, problem.dtype)
     if logits is not None:
         net.load_state_dict(logits)
-    optimizer = torch.optim.Adam(
-        [{"params": [p], "lr": lr * max(math.log10(int(n)), 1.0)} for n, p in net.logits.items()]
-    )
+    optimizer = torch.optim.Adam([{"params": [p], "lr": lr * max(math.log10(int(n)), 1.0)} for n, p in net.logits.items()])
     search = _Search(problem)
     stream = problem.stream()
     every = check_every or (1 if problem.batches is None else 5)
@@ -80,7 +79,8 @@ def match_by_sinkhorn(
         if search.finished(step, patience):
             break
     if polish or (polish is None and problem.batches is None):
-        search.offer(polish_permutation(problem, search.best), what="polish")
+        for candidate in search.candidates():
+            search.offer(polish_permutation(problem, candidate), what="polish")
     return search.found(converged=len(search.history) == 0 or search.history[-1]["step"] < steps - 1)
 
 
@@ -91,19 +91,27 @@ class _Search:
         self.problem = problem
         self.best = problem.symmetry.identity()
         self.cost = problem.cost(self.best)
+        self.last = self.best
         self.last_gain = -1
         self.history: list[dict[str, Any]] = []
 
     def look(self, net: RebasinNet, step: int, soft: float) -> None:
         hard = net.permutation(self.problem.cost)
         cost = self.problem.cost(hard)
+        self.last = hard
         entry = {"step": step, "soft": soft, "hard": cost, "gap": cost - soft, "best": min(cost, self.cost)}
         self.history.append(entry)
         self.problem.report(entry)
         if cost < self.cost:
             self.best, self.cost, self.last_gain = hard, cost, step
 
-    def offer(self, permutation: Any, what: str) -> None:
+    def candidates(self) -> list[Permutation]:
+        """What is worth polishing: the best, and where the descent ended, which may lie in a better basin."""
+        if self.cost <= getattr(self.problem.objective, "floor", -math.inf):
+            return []
+        return [self.best] if self.last == self.best else [self.best, self.last]
+
+    def offer(self, permutation: Permutation, what: str) -> None:
         cost = self.problem.cost(permutation)
         if cost < self.cost:
             self.best, self.cost = permutation, cost
