@@ -52,6 +52,15 @@ def test_vmap_gives_info_and_stops_by_itself():
         assert rounds.tolist()[1] > 4
 
 
+def test_low_precision_under_transforms():
+    logits, weights = normal(3, 6, 6).bfloat16(), normal(3, 6, 6, seed=1).bfloat16()
+    derivative = grad(lambda x, w: (sinkhorn(x) * w).sum())
+    expected = derivative(logits, weights)
+    assert expected.dtype == torch.bfloat16
+    assert torch.equal(vmap(derivative)(logits, weights), expected)
+    assert vmap(lambda x: sinkhorn(x, return_info=True)[1].saturation)(logits).shape == (3,)
+
+
 def test_jacobian():
     logits = normal(4, 4)
     implicit = jacrev(lambda x: sinkhorn(x, num_iters=200))(logits)
@@ -88,9 +97,10 @@ def test_operators_are_described_faithfully_to_the_compiler():
     torch.library.opcheck(operators.sinkhorn_gradient, sample, test_utils=("test_schema", "test_faketensor"))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(256, 256), (4, 256, 256), (64, 32, 32)])
-def test_peak_memory_is_four_matrices(shape):
-    """Plan, incoming gradient and result, and never more than one matrix beside them."""
+def test_peak_memory_is_four_matrices(shape, dtype):
+    """The incoming gradient included: plan, incoming gradient, result, and at most one matrix beside them."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Peak(TorchDispatchMode):
@@ -118,10 +128,10 @@ def test_peak_memory_is_four_matrices(shape):
             self.seen.discard(address)
             self.live -= size
 
-    logits = normal(*shape).requires_grad_()
-    matrix = logits.numel() * logits.element_size()
+    logits = normal(*shape).to(dtype).requires_grad_()
+    matrix = logits.numel() * max(4, logits.element_size())  # of the type that is computed in
     with Peak() as mode:
         mode.seen.add(logits.untyped_storage().data_ptr())
         weights = torch.ones_like(logits)
         sinkhorn(logits).backward(weights)
-    assert mode.peak <= 4 * matrix
+    assert 2 * matrix < mode.peak <= 4 * matrix

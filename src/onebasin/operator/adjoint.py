@@ -27,7 +27,7 @@ def implicit_gradient(
     Args:
         plan: The plan, in the computing type.
         columns: Its column sums, (n,) or (batch, n).
-        grad: The incoming gradient, in the computing type.
+        grad: The incoming gradient, in the computing type or a lower one.
         tau: The temperature of the plan.
         read_every: Steps between the looks at whether all problems are solved; 0 never looks (graph capture).
         out: Where to write the result.

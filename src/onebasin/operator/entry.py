@@ -97,13 +97,13 @@ def sinkhorn(
     _check_arguments(logits, tau, num_iters, tol, gradient)
     readable = _is_readable(logits)
     if gradient == "implicit":
-        plan, columns, rounds = plan_implicitly(logits, float(tau), num_iters, tol)
+        result, plan, columns, rounds = plan_implicitly(logits, float(tau), num_iters, tol)
     else:
         plan, columns, rounds = unroll_rounds(logits, float(tau), num_iters, tol, stop=readable)
+        result = plan.to(logits.dtype)
     # One sum, because every look costs: the column sums add up to n, or to what has spoiled them.
     if check and readable and not math.isfinite(columns.detach().sum()):
         raise ValueError(_explain_failure(logits.detach(), tau))
-    result = plan.to(logits.dtype)
     if not return_info:
         return result
     hard = plan.detach().amax(-1) >= 1 - 4 * torch.finfo(computing_dtype(logits.dtype)).eps

@@ -51,11 +51,13 @@ def compute_plan(
 def compute_gradient(
     plan: Tensor, columns: Tensor, grad: Tensor, tau: float, backend: Backend | None = None
 ) -> Tensor:
-    """The gradient with respect to the logits of a plan of any batch shape, in the plan's type."""
+    """The gradient with respect to the logits of a plan of any batch shape, in the plan's type.
+
+    The incoming gradient may be of a lower precision than the plan.
+    """
     if plan.numel() == 0:
         return torch.empty_like(plan)
-    n, grad = plan.shape[-1], grad.to(plan.dtype)
-    problems = plan, columns, grad
+    n, problems = plan.shape[-1], (plan, columns, grad)
     if plan.ndim > 2:
         problems = plan.reshape(-1, n, n), columns.reshape(-1, n), grad.reshape(-1, n, n)
     if (backend or choose_backend(problems[0])) == "triton":
@@ -129,31 +131,41 @@ def _(plan: Tensor, columns: Tensor, grad: Tensor, tau: float) -> Tensor:
 
 def plan_implicitly(
     logits: Tensor, tau: float, num_iters: int, tol: float | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`compute_plan` with the implicit gradient, under autograd and the transformations of torch.func."""
-    return _Plan.apply(logits, tau, num_iters, tol)  # pyright: ignore[reportReturnType]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The plan in the type of the logits, with the implicit gradient, and `compute_plan`'s without one."""
+    plan, solution, columns, rounds = _Plan.apply(logits, tau, num_iters, tol)  # pyright: ignore
+    return plan, plan.detach() if _is_computing(logits) else solution, columns, rounds
+
+
+def _is_computing(logits: Tensor) -> bool:
+    return logits.dtype == computing_dtype(logits.dtype)
 
 
 class _Plan(torch.autograd.Function):
-    """Logits to plan, column sums and rounds; the plan is in the computing type."""
+    """Logits to the plan in their type, that in the computing type if it is another, column sums, rounds."""
 
     @staticmethod
     def forward(
         logits: Tensor, tau: float, num_iters: int, tol: float | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         run = _plan_operator if torch.compiler.is_compiling() else compute_plan
         plan, columns, rounds = run(logits, tau, num_iters, tol)
-        return plan, columns, rounds
+        if _is_computing(logits):
+            return plan, columns.new_empty(0), columns, rounds
+        return plan.to(logits.dtype), plan, columns, rounds
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        plan, columns, rounds = output
-        ctx.mark_non_differentiable(columns, rounds)
-        ctx.save_for_backward(plan, columns)
+        plan, solution, columns, rounds = output
+        ctx.mark_non_differentiable(solution, columns, rounds)
+        ctx.set_materialize_grads(False)  # no zeros for the outputs that have no gradient
+        ctx.save_for_backward(plan if _is_computing(inputs[0]) else solution, columns)
         ctx.tau, ctx.dtype = inputs[1], inputs[0].dtype
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None, None, None]:
+        if grad is None:
+            return None, None, None, None
         plan, columns = ctx.saved_tensors
         # A node is needed only where something else may differentiate or batch it.
         traced = torch.compiler.is_compiling() or torch.is_grad_enabled() or is_transformed(grad)
@@ -165,7 +177,7 @@ class _Plan(torch.autograd.Function):
         info: Any, in_dims: tuple, logits: Tensor, tau: float, num_iters: int, tol: float | None
     ) -> tuple:
         outputs = _Plan.apply(logits.movedim(in_dims[0], 0), tau, num_iters, tol)
-        return outputs, (0, 0, 0)
+        return outputs, (0, None if _is_computing(logits) else 0, 0, 0)
 
 
 # Function.apply inspects this signature at each call, which takes longer than reading it off.

@@ -199,7 +199,7 @@ def start_gradient(plan, grad, work, member, team, n, N: tl.constexpr, ROWS: tl.
         inside = (row < n)[:, None] & within[None, :]
         places = row[:, None] * n + column[None, :]
         p = tl.load(plan + places, mask=inside, other=0.0)
-        weighted = p * tl.load(grad + places, mask=inside, other=0.0)
+        weighted = p * tl.load(grad + places, mask=inside, other=0.0).to(tl.float32)
         row_rhs = tl.sum(weighted, 1)
         weights = tl.where(row < n, 1.0 / tl.sum(p, 1), 0.0)
         tl.store(work + ROW_RHS * N + row, row_rhs, mask=row < n)
@@ -311,7 +311,7 @@ def finish_gradient(
         p = tl.load(plan + places, mask=inside, other=0.0)
         row_rhs = load_shared(work + ROW_RHS * N + row, row < n)
         x = (row_rhs - tl.sum(p * y[None, :], 1)) * load_shared(work + WEIGHTS * N + row, row < n)
-        g = tl.load(grad + places, mask=inside, other=0.0)
+        g = tl.load(grad + places, mask=inside, other=0.0).to(tl.float32)
         tl.store(result + places, p * (g - x[:, None] - y[None, :]) * rate, mask=inside)
 
 
