@@ -74,7 +74,14 @@ def test_tolerance(team):
 def test_low_precision(dtype, team):
     logits = normal(2, 20, 20, scale=3).to(dtype)
     actual = launch_rounds(logits, 1.0, 10, None, team)
-    assert torch.allclose(actual.plan, run_rounds(logits.float(), 1.0, 10, None).plan, atol=1e-5)
+    expected = run_rounds(logits.float(), 1.0, 10, None)
+    assert torch.allclose(actual.plan, expected.plan, atol=1e-5)
+    grad = normal(2, 20, 20, seed=1).to(dtype)
+    assert torch.allclose(
+        launch_gradient(expected.plan, expected.columns, grad, 1.0, team),
+        implicit_gradient(expected.plan, expected.columns, grad.float(), 1.0),
+        atol=1e-5,
+    )
 
 
 @pytest.mark.parametrize("team", [None, ALONE])

@@ -28,14 +28,18 @@ def test_grad_and_vmap(gradient):
     assert torch.allclose(derivative(logits, weights), expected)
     assert torch.allclose(vmap(derivative)(logits, weights), expected)
     assert torch.allclose(vmap(vmap(derivative))(logits, weights), expected)
-    assert torch.allclose(vmap(derivative, (3, 3), 3)(logits.movedim(0, 3), weights.movedim(0, 3)), expected.movedim(0, 3))
+    assert torch.allclose(
+        vmap(derivative, (3, 3), 3)(logits.movedim(0, 3), weights.movedim(0, 3)), expected.movedim(0, 3)
+    )
 
 
 @pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
 def test_vmap_over_one_of_logits_and_weights(gradient):
     logits, weights = normal(6, 6), normal(4, 6, 6, seed=1)
     derivative = grad(lambda x, w: loss(x, w, gradient))
-    assert torch.allclose(vmap(derivative, (None, 0))(logits, weights), reference(logits.expand(4, 6, 6), weights))
+    assert torch.allclose(
+        vmap(derivative, (None, 0))(logits, weights), reference(logits.expand(4, 6, 6), weights)
+    )
     swapped = vmap(derivative, (0, None))(weights, logits)
     assert torch.allclose(swapped, reference(weights, logits.expand(4, 6, 6)))
 
@@ -46,6 +50,15 @@ def test_vmap_gives_info_and_stops_by_itself():
         rounds = vmap(lambda x, g=gradient: sinkhorn(x, 1, 60, 1e-6, g, return_info=True)[1].rounds)(logits)
         assert rounds.tolist()[0] == 4
         assert rounds.tolist()[1] > 4
+
+
+def test_low_precision_under_transforms():
+    logits, weights = normal(3, 6, 6).bfloat16(), normal(3, 6, 6, seed=1).bfloat16()
+    derivative = grad(lambda x, w: (sinkhorn(x) * w).sum())
+    expected = derivative(logits, weights)
+    assert expected.dtype == torch.bfloat16
+    assert torch.equal(vmap(derivative)(logits, weights), expected)
+    assert vmap(lambda x: sinkhorn(x, return_info=True)[1].saturation)(logits).shape == (3,)
 
 
 def test_jacobian():
@@ -84,9 +97,10 @@ def test_operators_are_described_faithfully_to_the_compiler():
     torch.library.opcheck(operators.sinkhorn_gradient, sample, test_utils=("test_schema", "test_faketensor"))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(256, 256), (4, 256, 256), (64, 32, 32)])
-def test_peak_memory_is_four_matrices(shape):
-    """Plan, incoming gradient and result, and never more than one matrix beside them."""
+def test_peak_memory_is_four_matrices(shape, dtype):
+    """The incoming gradient included: plan, incoming gradient, result, and at most one matrix beside them."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Peak(TorchDispatchMode):
@@ -114,10 +128,10 @@ def test_peak_memory_is_four_matrices(shape):
             self.seen.discard(address)
             self.live -= size
 
-    logits = normal(*shape).requires_grad_()
-    matrix = logits.numel() * logits.element_size()
+    logits = normal(*shape).to(dtype).requires_grad_()
+    matrix = logits.numel() * max(4, logits.element_size())  # of the type that is computed in
     with Peak() as mode:
         mode.seen.add(logits.untyped_storage().data_ptr())
         weights = torch.ones_like(logits)
         sinkhorn(logits).backward(weights)
-    assert mode.peak <= 4 * matrix
+    assert 2 * matrix < mode.peak <= 4 * matrix

@@ -27,7 +27,7 @@ def implicit_gradient(
     Args:
         plan: The plan, in the computing type.
         columns: Its column sums, (n,) or (batch, n).
-        grad: The incoming gradient, in the computing type.
+        grad: The incoming gradient, in the computing type or a lower one.
         tau: The temperature of the plan.
         read_every: Steps between the looks at whether all problems are solved; 0 never looks (graph capture).
         out: Where to write the result.
@@ -51,7 +51,9 @@ def implicit_gradient(
     return result if tau == 1.0 else result.div_(tau)
 
 
-def _solve(plan: Tensor, rows: Tensor, columns: Tensor, rhs: Tensor, floor: Tensor, read_every: int) -> Tensor:
+def _solve(
+    plan: Tensor, rows: Tensor, columns: Tensor, rhs: Tensor, floor: Tensor, read_every: int
+) -> Tensor:
     """Conjugate gradients from zero on S y = rhs, off the constants, each problem of the batch by itself."""
     eps = torch.finfo(plan.dtype).eps
     residual = rhs - rhs.mean(-1, keepdim=True)

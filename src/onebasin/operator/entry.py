@@ -97,13 +97,13 @@ def sinkhorn(
     _check_arguments(logits, tau, num_iters, tol, gradient)
     readable = _is_readable(logits)
     if gradient == "implicit":
-        plan, columns, rounds = plan_implicitly(logits, float(tau), num_iters, tol)
+        result, plan, columns, rounds = plan_implicitly(logits, float(tau), num_iters, tol)
     else:
         plan, columns, rounds = unroll_rounds(logits, float(tau), num_iters, tol, stop=readable)
+        result = plan.to(logits.dtype)
     # One sum, because every look costs: the column sums add up to n, or to what has spoiled them.
     if check and readable and not math.isfinite(columns.detach().sum()):
         raise ValueError(_explain_failure(logits.detach(), tau))
-    result = plan.to(logits.dtype)
     if not return_info:
         return result
     hard = plan.detach().amax(-1) >= 1 - 4 * torch.finfo(computing_dtype(logits.dtype)).eps
@@ -114,9 +114,13 @@ def sinkhorn(
 def _check_arguments(logits: Tensor, tau: float, num_iters: int, tol: float | None, gradient: str) -> None:
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
         kind = logits.dtype if isinstance(logits, Tensor) else type(logits).__name__
-        raise TypeError(f"sinkhorn takes a floating tensor of logits, but got {kind}. Convert it with .float().")
+        raise TypeError(
+            f"sinkhorn takes a floating tensor of logits, but got {kind}. Convert it with .float()."
+        )
     if logits.ndim < 2 or logits.shape[-1] != logits.shape[-2] or logits.shape[-1] == 0:
-        raise ValueError(f"sinkhorn takes logits of shape (*batch, n, n) with n >= 1, but got {tuple(logits.shape)}.")
+        raise ValueError(
+            f"sinkhorn takes logits of shape (*batch, n, n) with n >= 1, but got {tuple(logits.shape)}."
+        )
     if not (tau > 0 and math.isfinite(tau)):
         raise ValueError(f"tau must be positive and finite, but is {tau}. Small values make sharp plans.")
     if num_iters < 1:

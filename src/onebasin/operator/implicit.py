@@ -23,7 +23,9 @@ def choose_backend(tensor: Tensor) -> Backend:
     return "triton" if launching.supports(tensor) else "torch"
 
 
-def compute_plan(logits: Tensor, tau: float, num_iters: int, tol: float | None, backend: Backend | None = None) -> Rounds:
+def compute_plan(
+    logits: Tensor, tau: float, num_iters: int, tol: float | None, backend: Backend | None = None
+) -> Rounds:
     """Run the rounds on logits of any batch shape; the results have that batch shape."""
     shape, n = logits.shape, logits.shape[-1]
     if logits.numel() == 0:
@@ -46,12 +48,16 @@ def compute_plan(logits: Tensor, tau: float, num_iters: int, tol: float | None, 
     return Rounds(plan.view(shape), columns.view(shape[:-1]), rounds.view(shape[:-2]))
 
 
-def compute_gradient(plan: Tensor, columns: Tensor, grad: Tensor, tau: float, backend: Backend | None = None) -> Tensor:
-    """The gradient with respect to the logits of a plan of any batch shape, in the plan's type."""
+def compute_gradient(
+    plan: Tensor, columns: Tensor, grad: Tensor, tau: float, backend: Backend | None = None
+) -> Tensor:
+    """The gradient with respect to the logits of a plan of any batch shape, in the plan's type.
+
+    The incoming gradient may be of a lower precision than the plan.
+    """
     if plan.numel() == 0:
         return torch.empty_like(plan)
-    n, grad = plan.shape[-1], grad.to(plan.dtype)
-    problems = plan, columns, grad
+    n, problems = plan.shape[-1], (plan, columns, grad)
     if plan.ndim > 2:
         problems = plan.reshape(-1, n, n), columns.reshape(-1, n), grad.reshape(-1, n, n)
     if (backend or choose_backend(problems[0])) == "triton":
@@ -101,7 +107,9 @@ def _empty_results(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 # A compiled program calls these two opaque operators, since the rounds read values back to decide what to do.
 # Eager code calls the functions above: the dispatch of a custom operator costs more than a small plan.
 @torch.library.custom_op("onebasin::sinkhorn_plan", mutates_args=())
-def _plan_operator(logits: Tensor, tau: float, num_iters: int, tol: float | None) -> tuple[Tensor, Tensor, Tensor]:
+def _plan_operator(
+    logits: Tensor, tau: float, num_iters: int, tol: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
     plan, columns, rounds = compute_plan(logits, tau, num_iters, tol)
     return plan, columns, rounds
 
@@ -121,29 +129,43 @@ def _(plan: Tensor, columns: Tensor, grad: Tensor, tau: float) -> Tensor:
     return plan.new_empty(plan.shape)
 
 
-def plan_implicitly(logits: Tensor, tau: float, num_iters: int, tol: float | None) -> tuple[Tensor, Tensor, Tensor]:
-    """`compute_plan` with the implicit gradient, under autograd and the transformations of torch.func."""
-    return _Plan.apply(logits, tau, num_iters, tol)  # pyright: ignore[reportReturnType]
+def plan_implicitly(
+    logits: Tensor, tau: float, num_iters: int, tol: float | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The plan in the type of the logits, with the implicit gradient, and `compute_plan`'s without one."""
+    plan, solution, columns, rounds = _Plan.apply(logits, tau, num_iters, tol)  # pyright: ignore
+    return plan, plan.detach() if _is_computing(logits) else solution, columns, rounds
+
+
+def _is_computing(logits: Tensor) -> bool:
+    return logits.dtype == computing_dtype(logits.dtype)
 
 
 class _Plan(torch.autograd.Function):
-    """Logits to plan, column sums and rounds; the plan is in the computing type."""
+    """Logits to the plan in their type, that in the computing type if it is another, column sums, rounds."""
 
     @staticmethod
-    def forward(logits: Tensor, tau: float, num_iters: int, tol: float | None) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        logits: Tensor, tau: float, num_iters: int, tol: float | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         run = _plan_operator if torch.compiler.is_compiling() else compute_plan
         plan, columns, rounds = run(logits, tau, num_iters, tol)
-        return plan, columns, rounds
+        if _is_computing(logits):
+            return plan, columns.new_empty(0), columns, rounds
+        return plan.to(logits.dtype), plan, columns, rounds
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        plan, columns, rounds = output
-        ctx.mark_non_differentiable(columns, rounds)
-        ctx.save_for_backward(plan, columns)
+        plan, solution, columns, rounds = output
+        ctx.mark_non_differentiable(solution, columns, rounds)
+        ctx.set_materialize_grads(False)  # no zeros for the outputs that have no gradient
+        ctx.save_for_backward(plan if _is_computing(inputs[0]) else solution, columns)
         ctx.tau, ctx.dtype = inputs[1], inputs[0].dtype
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None, None, None]:
+        if grad is None:
+            return None, None, None, None
         plan, columns = ctx.saved_tensors
         # A node is needed only where something else may differentiate or batch it.
         traced = torch.compiler.is_compiling() or torch.is_grad_enabled() or is_transformed(grad)
@@ -151,9 +173,11 @@ class _Plan(torch.autograd.Function):
         return run(plan, columns, grad, ctx.tau).to(ctx.dtype), None, None, None  # pyright: ignore
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, logits: Tensor, tau: float, num_iters: int, tol: float | None) -> tuple:
+    def vmap(
+        info: Any, in_dims: tuple, logits: Tensor, tau: float, num_iters: int, tol: float | None
+    ) -> tuple:
         outputs = _Plan.apply(logits.movedim(in_dims[0], 0), tau, num_iters, tol)
-        return outputs, (0, 0, 0)
+        return outputs, (0, None if _is_computing(logits) else 0, 0, 0)
 
 
 # Function.apply inspects this signature at each call, which takes longer than reading it off.
@@ -183,7 +207,9 @@ class _Adjoint(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple, plan: Tensor, columns: Tensor, grad: Tensor, tau: float) -> tuple:
         tensors = [
-            tensor.unsqueeze(0).expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            tensor.unsqueeze(0).expand(info.batch_size, *tensor.shape)
+            if dim is None
+            else tensor.movedim(dim, 0)
             for tensor, dim in zip((plan, columns, grad), in_dims, strict=False)
         ]
         return _Adjoint.apply(*tensors, tau), 0

@@ -84,7 +84,7 @@ def single_gradient(plan, columns, grad, result, n, rate, max_steps, N: tl.const
     places = problem * n * n + line[:, None] * n + line[None, :]
     inside = within[:, None] & within[None, :]
     p = tl.load(plan + places, mask=inside, other=0.0)
-    weighted = p * tl.load(grad + places, mask=inside, other=0.0)
+    weighted = p * tl.load(grad + places, mask=inside, other=0.0).to(tl.float32)
     row_rhs, column_rhs = tl.sum(weighted, 1), tl.sum(weighted, 0)
     weights = tl.where(within, 1.0 / tl.sum(p, 1), 0.0)
     b = tl.load(columns + problem * n + line, mask=within, other=0.0)
@@ -116,5 +116,5 @@ def single_gradient(plan, columns, grad, result, n, rate, max_steps, N: tl.const
     y = y * size
     x = (row_rhs - tl.sum(p * y[None, :], 1)) * weights
     # The gradient is read a second time rather than kept: the registers are needed for the plan.
-    g = tl.load(grad + places, mask=inside, other=0.0)
+    g = tl.load(grad + places, mask=inside, other=0.0).to(tl.float32)
     tl.store(result + places, p * (g - x[:, None] - y[None, :]) * rate, mask=inside)
