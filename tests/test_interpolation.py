@@ -2,9 +2,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from networks import Tied
 from torch import nn
 
-from networks import Tied
 from onebasin.interpolation import interpolate, read_alike
 
 
