@@ -11,6 +11,7 @@ ORDER = [
     "tracing.rules.contraction", "tracing.rules.convolution", "tracing.rules.normalization", "tracing.rules.elementwise",
     "tracing.rules.reduction", "tracing.rules.rearrangement", "tracing.rules.indexing", "tracing.rules",
     "tracing.result", "tracing.verification", "tracing",
+    "interpolation", "batches", "calibration", "connectivity", "plots", "datasets",
     "", "demo",
 ]  # fmt: skip
 ROOT = Path(onebasin.__file__).parent
