@@ -38,7 +38,8 @@ def run_trial(name: str, method: str, device: str, seed: int, **options: Any) ->
     result = ob.align(source, to=target, symmetry=symmetry, method=method, **options)
     steps = len([entry for entry in result.history if "soft" in entry or "sweep" in entry])
     return {
-        "network": name, "method": method, **options, "device": device, "seed": seed, "exact": result.permutation == planted.inverse(),
+        "network": name, "method": method, **options, "device": device, "seed": seed,
+        "exact": result.permutation == planted.inverse(),
         "agreement": result.permutation.agreement(planted.inverse()), "cost": result.cost, "start_cost": result.start_cost,
         "steps": steps, "seconds": result.seconds, "tracing_seconds": tracing,
     }  # fmt: skip

@@ -6,6 +6,7 @@ network counts if every entry of the permutation is right (equivalently, the cos
 """
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import time
@@ -30,7 +31,7 @@ def make_network(task: str, num_hidden: int, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     widths = [1, *[10] * num_hidden, 1]
     layers: list[nn.Module] = []
-    for i, o in zip(widths, widths[1:], strict=False):
+    for i, o in itertools.pairwise(widths):
         layers += [nn.Linear(i, o), nn.Tanh()]
     model = nn.Sequential(*layers[:-1])
     if task in POLYNOMIALS:

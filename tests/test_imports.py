@@ -11,7 +11,12 @@ ORDER = [
     "tracing.rules.contraction", "tracing.rules.convolution", "tracing.rules.normalization", "tracing.rules.elementwise",
     "tracing.rules.reduction", "tracing.rules.rearrangement", "tracing.rules.indexing", "tracing.rules",
     "tracing.result", "tracing.verification", "tracing",
+    "operator.rounds", "operator.adjoint", "operator.kernels", "operator.kernels.single", "operator.kernels.team",
+    "operator.launching", "operator.implicit", "operator.unrolled", "operator.entry", "operator",
+    "assignment", "hardening", "network", "objectives",
     "interpolation", "batches", "calibration", "connectivity", "plots", "datasets",
+    "matching.problem", "matching.scores", "matching.weights", "matching.sinkhorn", "matching.straight_through",
+    "matching.activations", "matching", "alignment", "merging",
     "", "demo",
 ]  # fmt: skip
 ROOT = Path(onebasin.__file__).parent

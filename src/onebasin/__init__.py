@@ -2,6 +2,10 @@
 
 from onebasin.alignment import Alignment, align
 from onebasin.assignment import assign
+from onebasin.calibration import repair, reset_batch_norm
+from onebasin.connectivity import Path, Plane, linear_path, loss_plane
+from onebasin.interpolation import interpolate
+from onebasin.merging import merge
 from onebasin.network import RebasinNet
 from onebasin.objectives import Midpoint, RandomPoint, WeightDistance
 from onebasin.operator import sinkhorn
@@ -13,13 +17,21 @@ __all__ = [
     "Alignment",
     "Group",
     "Midpoint",
+    "Path",
     "Permutation",
+    "Plane",
     "RandomPoint",
     "RebasinNet",
     "Symmetry",
     "WeightDistance",
     "align",
     "assign",
+    "interpolate",
+    "linear_path",
+    "loss_plane",
+    "merge",
+    "repair",
+    "reset_batch_norm",
     "sinkhorn",
     "symmetry",
 ]

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
+from onebasin.batches import check_rereadable
 from onebasin.hardening import plan_shape
 from onebasin.matching import METHODS, Problem
 from onebasin.objectives import WeightDistance, parameter_keys
@@ -108,8 +110,8 @@ def align(
         raise ValueError(f"{type(objective).__name__} needs data: give data=, an iterable of (inputs, target) batches")
     if method == "activation-matching" and (data is None or not isinstance(model, nn.Module)):
         raise ValueError("activation-matching looks at activations: it needs modules, and data= with batches of inputs")
-    if data is not None and iter(data) is data:
-        raise ValueError("data is an iterator, which can be read once only: give a list of batches or a data loader")
+    if data is not None:
+        check_rereadable(data)
     symmetry = _find_symmetry(model, example_inputs, symmetry)
     chosen = _restrict(symmetry, groups)
     first = _initial(init, symmetry, lambda name: align(
@@ -243,7 +245,7 @@ class _Moved:
 
     def __iter__(self):
         for batch in self.data:
-            yield torch.utils._pytree.tree_map(self._move, batch)
+            yield tree_map(self._move, batch)
 
     def _move(self, value: Any) -> Any:
         if not isinstance(value, Tensor):

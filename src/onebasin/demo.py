@@ -1,9 +1,18 @@
-"""``make demo``: the symmetry of a small residual network, and a permutation that moves its weights but not its outputs."""
+"""``make demo``: train two small networks on the digits, bring them into one basin by each method, look at the line between.
+
+First the symmetry itself: a random permutation moves the weights and not the outputs. Then the table: after each alignment, how
+far the weights are apart, how high the barrier of the loss is on the line, and how good the network half way is.
+"""
+
+import argparse
+import time
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 import onebasin as ob
+from onebasin.datasets import digits
 
 
 class ResidualCNN(nn.Module):
@@ -25,19 +34,108 @@ class ResidualCNN(nn.Module):
         return self.head(nn.functional.max_pool2d(x, 2).flatten(1))
 
 
-def main() -> None:
-    """Run the demo."""
+def make_mlp(width: int = 64) -> nn.Module:
+    """Two hidden layers."""
+    layers = [nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)]
+    return nn.Sequential(*layers)
+
+
+def train(model: nn.Module, images: Tensor, labels: Tensor, seed: int, epochs: int = 30, lr: float = 5e-3) -> nn.Module:
+    """Adam on shuffled batches of 100."""
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    model.train()
+    for _ in range(epochs):
+        for chosen in torch.randperm(len(images), generator=generator).split(100):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images[chosen]), labels[chosen]).backward()
+            optimizer.step()
+    return model.eval()
+
+
+def show_symmetry() -> None:
+    """A residual network: what is free, and that moving it changes nothing."""
     torch.manual_seed(0)
     model, images = ResidualCNN().double().eval(), torch.rand(64, 1, 8, 8, dtype=torch.float64)
     symmetry = ob.symmetry(model, images)
-    print(symmetry)
+    print(f"The symmetry of a small residual network: {symmetry}")
     permutation = symmetry.random(torch.Generator().manual_seed(0))
     moved = permutation.apply(model)
-    print(f"\n{permutation}")
     with torch.no_grad():
         before, after = model(images), torch.func.functional_call(model, moved, images)
     distance = sum(float((value - moved[key]).abs().sum()) for key, value in model.state_dict().items())
-    print(f"the weights moved by {distance:.1f} (L1), the outputs by at most {float((before - after).abs().max()):.1e}")
+    change = float((before - after).abs().max())
+    print(f"\nA random permutation of it moved the weights by {distance:.1f} (L1) and the outputs by at most {change:.1e}.\n")
+
+
+def main() -> None:
+    """Run the demo."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("demo-output"), help="folder for the pictures")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    begin = time.perf_counter()
+    show_symmetry()
+    images, labels = digits("train")
+    test_images, test_labels = digits("test")
+    networks = []
+    for seed in (options.seed, options.seed + 1):
+        torch.manual_seed(seed)
+        networks.append(train(make_mlp(), images, labels, seed))
+    a, b = networks
+    batches = list(zip(images.split(200), labels.split(200), strict=True))
+    criterion = nn.functional.cross_entropy
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        with torch.no_grad():
+            output = model(test_images)
+        accuracy = float((output.argmax(1) == test_labels).float().mean())
+        return {"loss": float(criterion(output, test_labels)), "accuracy": accuracy}
+
+    symmetry = ob.symmetry(a, images[:2])
+    runs = {
+        "weight matching": {"method": "weight-matching"},
+        "activation matching": {"method": "activation-matching", "data": batches},
+        "straight-through": {"method": "ste", "objective": ob.Midpoint(criterion), "data": batches, "steps": 40},
+        "Sinkhorn, L2": {"method": "sinkhorn"},
+        "Sinkhorn, midpoint": {"objective": ob.Midpoint(criterion), "data": batches, "init": "weight-matching", "steps": 60},
+        "Sinkhorn, random point": {"objective": ob.RandomPoint(criterion), "data": batches, "init": "weight-matching", "steps": 60},
+    }
+    print(f"Two networks trained on the digits, test accuracy {evaluate(a)['accuracy']:.1%} and {evaluate(b)['accuracy']:.1%}.")
+    print(f"{'':24}{'L2 distance':>12}{'barrier':>9}{'AUC':>8}{'midpoint':>10}{'seconds':>9}")
+    paths, distance = {}, ob.WeightDistance().bind(a)
+    permutation = symmetry.identity()
+    for name, arguments in {"as they are": None, **runs}.items():
+        result = None if arguments is None else ob.align(b, to=a, symmetry=symmetry, **arguments)
+        model = b if result is None else result.model
+        permutation = permutation if result is None else result.permutation
+        path = paths[name] = ob.linear_path(a, model, evaluate, num_points=21)
+        cost = float(distance(model.state_dict(), a.state_dict()))
+        middle = path.metrics["accuracy"][10]
+        seconds = "" if result is None else f"{result.seconds:9.1f}"
+        print(f"{name:24}{cost:12.1f}{path.barrier:9.3f}{path.auc:8.3f}{middle:10.1%}{seconds}", flush=True)
+    _draw(paths, permutation[next(iter(symmetry.groups))], options.out)
+    print(f"{time.perf_counter() - begin:.0f} s in all")
+
+
+def _draw(paths: dict[str, ob.Path], index: Tensor, folder: Path) -> None:
+    try:
+        from matplotlib.figure import Figure
+
+        from onebasin.plots import plot_paths, plot_permutation
+    except ImportError:
+        print("for pictures: pip install 'onebasin[plots]'")
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
+    plot_paths(paths, ax=left)
+    left.set_title("Test loss on the line between the two networks")
+    plot_permutation(index, ax=right)
+    right.set_title("A permutation matrix: the first hidden layer")
+    for ending in ("svg", "png"):
+        figure.savefig(folder / f"demo.{ending}", dpi=150)
+    print(f"the curves and a permutation matrix: {folder / 'demo.png'}")
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def merge(
         _settle(aligned, shares, symmetry, max_rounds, arguments)
     merged = _average(aligned, shares)
     if repair is not None:
-        merged.load_state_dict(repair_statistics(merged, aligned, repair, symmetry, weights=shares))
+        merged.load_state_dict(repair_statistics(merged, aligned, repair, symmetry, weights=shares).state)
     return merged
 
 

@@ -29,8 +29,8 @@ class RebasinNet(nn.Module):
         symmetry: from `onebasin.symmetry`.
         tau: temperature of the Sinkhorn operator; may be changed between calls.
         num_iters: its rounds.
-        init: where to start. None: logits = identity, as in the paper. A `Permutation`: its matrices, scaled so that each plan
-            holds `mass` on it, whatever its size. "random": noise alone.
+        init: where to start. None: logits = identity, as in the paper. A `Permutation`: its matrices, scaled so that each
+            plan holds `mass` on it, whatever its size. "random": noise alone.
         noise: standard deviation of the normal noise added to the start.
         mass: see `init`.
         gradient: "implicit" or "unrolled", see `onebasin.sinkhorn`.
@@ -139,7 +139,7 @@ class RebasinNet(nn.Module):
             from_plans = harden(self.symmetry, _blocks(self.symmetry, plans))
             if cost is None:
                 return from_plans
-            from_logits = harden(self.symmetry, self._split(self.logits), carry=False)
+            from_logits = harden(self.symmetry, self._split(dict(self.logits.items())), carry=False)
             return from_plans if from_plans == from_logits else min(from_plans, from_logits, key=cost)
 
 

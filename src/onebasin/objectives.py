@@ -1,7 +1,7 @@
 """What to minimise: a cost of softly permuted parameters, given those of the target.
 
-An objective is any callable ``(params, target, batch) -> scalar``. The ones here also have ``bind(model)``, which gives them what
-they need to know of the architecture; `align` calls it.
+An objective is any callable ``(params, target, batch) -> scalar``. The ones here also have ``bind(model)``, which gives them
+what they need to know of the architecture; `align` calls it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Loss = Callable[[Any, Any], Tensor]
 
 
 def parameter_keys(model: nn.Module | Params) -> list[str]:
-    """The keys a cost counts: parameters, each tied tensor once. Of a state dict, every floating tensor but norm statistics."""
+    """The keys a cost counts: parameters, each tied tensor once; of a state dict, floating tensors but norm statistics."""
     if isinstance(model, nn.Module):
         return [key for key, value in model.named_parameters() if value.is_floating_point()]
     seen: set[int] = set()
@@ -84,8 +84,8 @@ class _OnTheLine:
     Attributes:
         loss: ``loss(output, target)``.
         data: an iterable of (inputs, target) batches, read again and again; may be given to `align` instead.
-        model: the architecture, in eval mode but for its batch norms, which use the statistics of the batch: those stored with
-            either endpoint would be wrong in between.
+        model: the architecture, in eval mode but for its batch norms, which use the statistics of the batch: those stored
+            with either endpoint would be wrong in between.
     """
 
     loss: Loss
