@@ -10,12 +10,15 @@ from torch.utils._pytree import tree_leaves
 class PeakMemory(TorchDispatchMode):
     """Within it, `peak` is the most bytes that tensors made since then have held at a time."""
 
-    def __init__(self, *known: torch.Tensor):
+    def __init__(self):
         super().__init__()
         self.live = self.peak = 0
-        self._seen = {tensor.untyped_storage().data_ptr() for tensor in known}
+        self._seen: set[int] = set()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        for tensor in tree_leaves((args, kwargs)):  # what comes from outside was there before
+            if isinstance(tensor, torch.Tensor):
+                self._seen.add(tensor.untyped_storage().data_ptr())
         result = function(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
