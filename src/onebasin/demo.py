@@ -1,7 +1,7 @@
 """``make demo``: train two small networks on the digits, bring them into one basin by each method, look at the line between.
 
-First the symmetry itself: a random permutation moves the weights and not the outputs. Then the table: after each alignment, how
-far the weights are apart, how high the barrier of the loss is on the line, and how good the network half way is.
+First the symmetry itself: a random permutation moves the weights and not the outputs. Then the table: after each alignment,
+how far the weights are apart, how high the barrier of the loss is on the line, and how good the network half way is.
 """
 
 import argparse
@@ -65,7 +65,9 @@ def show_symmetry() -> None:
         before, after = model(images), torch.func.functional_call(model, moved, images)
     distance = sum(float((value - moved[key]).abs().sum()) for key, value in model.state_dict().items())
     change = float((before - after).abs().max())
-    print(f"\nA random permutation of it moved the weights by {distance:.1f} (L1) and the outputs by at most {change:.1e}.\n")
+    print(
+        f"\nA random permutation of it moved the weights by {distance:.1f} (L1) and the outputs by at most {change:.1e}.\n"
+    )
 
 
 def main() -> None:
@@ -99,9 +101,16 @@ def main() -> None:
         "straight-through": {"method": "ste", "objective": ob.Midpoint(criterion), "data": batches, "steps": 40},
         "Sinkhorn, L2": {"method": "sinkhorn"},
         "Sinkhorn, midpoint": {"objective": ob.Midpoint(criterion), "data": batches, "init": "weight-matching", "steps": 60},
-        "Sinkhorn, random point": {"objective": ob.RandomPoint(criterion), "data": batches, "init": "weight-matching", "steps": 60},
+        "Sinkhorn, random point": {
+            "objective": ob.RandomPoint(criterion),
+            "data": batches,
+            "init": "weight-matching",
+            "steps": 60,
+        },
     }
-    print(f"Two networks trained on the digits, test accuracy {evaluate(a)['accuracy']:.1%} and {evaluate(b)['accuracy']:.1%}.")
+    print(
+        f"Two networks trained on the digits, test accuracy {evaluate(a)['accuracy']:.1%} and {evaluate(b)['accuracy']:.1%}."
+    )
     print(f"{'':24}{'L2 distance':>12}{'barrier':>9}{'AUC':>8}{'midpoint':>10}{'seconds':>9}")
     paths, distance = {}, ob.WeightDistance().bind(a)
     permutation = symmetry.identity()

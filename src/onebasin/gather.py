@@ -64,8 +64,12 @@ def _gather_tiles(tensor: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         tile = np.take(old, i[start : start + step], axis=0, mode="clip")
         np.take(tile, j, axis=1, out=new[start : start + step], mode="clip")
 
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        list(pool.map(move, range(0, len(i), step)))
+    starts = range(0, len(i), step)
+    if len(starts) == 1:
+        move(0)
+    else:
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            list(pool.map(move, starts))
     return result
 
 

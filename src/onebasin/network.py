@@ -134,13 +134,15 @@ class RebasinNet(nn.Module):
 
     def permutation(self, cost: Callable[[Permutation], float] | None = None) -> Permutation:
         """The hard permutation closest to the plans; with `cost`, the better of that and the assignment on the logits."""
+        candidates = self.candidates()
+        return candidates[0] if cost is None or len(candidates) == 1 else min(candidates, key=cost)
+
+    def candidates(self) -> list[Permutation]:
+        """The permutation closest to the plans and, if it differs, the one assigned on the logits, as the authors do."""
         with torch.no_grad():
-            plans = self.plans()
-            from_plans = harden(self.symmetry, _blocks(self.symmetry, plans))
-            if cost is None:
-                return from_plans
+            from_plans = harden(self.symmetry, _blocks(self.symmetry, self.plans()))
             from_logits = harden(self.symmetry, self._split(dict(self.logits.items())), carry=False)
-            return from_plans if from_plans == from_logits else min(from_plans, from_logits, key=cost)
+        return [from_plans] if from_plans == from_logits else [from_plans, from_logits]
 
 
 def _scale(size: int, mass: float, tau: float) -> float:

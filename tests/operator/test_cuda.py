@@ -33,9 +33,7 @@ def assert_same(logits, weights, tolerance=1e-4, room=1e-5, **arguments):
     assert cuda_plan.dtype == logits.dtype
     assert torch.allclose(cuda_plan.cpu().double(), plan, atol=room)
     assert torch.equal(cuda_info.rounds.cpu(), info.rounds)
-    assert (
-        cuda_grad.cpu().double() - grad
-    ).norm() <= tolerance * grad.norm() + 1e-6 * weights.double().norm()
+    assert (cuda_grad.cpu().double() - grad).norm() <= tolerance * grad.norm() + 1e-6 * weights.double().norm()
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -44,9 +42,7 @@ def test_cuda_is_cpu(n, scale):
     assert_same(normal(n, n, scale=scale), normal(n, n, seed=1), tau=0.9)
 
 
-@pytest.mark.parametrize(
-    "shape", [(300, 20, 20), (3, 2, 100, 100), (5, 150, 150), (300, 130, 130), (32, 512, 512)]
-)
+@pytest.mark.parametrize("shape", [(300, 20, 20), (3, 2, 100, 100), (5, 150, 150), (300, 130, 130), (32, 512, 512)])
 def test_batches(shape):
     assert_same(normal(*shape), normal(*shape, seed=1))
 
@@ -175,9 +171,7 @@ def test_compile():
     assert torch.allclose(actual, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype"), [((2048, 2048), torch.float32), ((4, 1000, 1000), torch.bfloat16)]
-)
+@pytest.mark.parametrize(("shape", "dtype"), [((2048, 2048), torch.float32), ((4, 1000, 1000), torch.bfloat16)])
 def test_peak_memory_is_four_matrices(shape, dtype):
     logits = normal(*shape, dtype=dtype).cuda().requires_grad_()
     sinkhorn(logits).sum().backward()

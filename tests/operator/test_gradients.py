@@ -8,9 +8,7 @@ CONVERGED = 400
 
 
 def normal(*shape, scale=1.0, seed=0, dtype=torch.float64):
-    return (
-        torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale
-    ).to(dtype)
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale).to(dtype)
 
 
 def gradient_of(logits, weights, **arguments):
@@ -75,9 +73,7 @@ def test_gradient_lies_off_the_gauge():
 @pytest.mark.parametrize("tau", [1.0, 0.01])
 def test_hard_plans_have_a_vanishing_gradient(dtype, tau):
     for shape in [(12, 12), (3, 12, 12)]:
-        logits = (torch.eye(12)[torch.randperm(12, generator=torch.Generator().manual_seed(0))] * 1e3).to(
-            dtype
-        )
+        logits = (torch.eye(12)[torch.randperm(12, generator=torch.Generator().manual_seed(0))] * 1e3).to(dtype)
         weights = normal(*shape, dtype=dtype)
         grad = gradient_of(logits.expand(shape), weights, tau=tau)
         assert grad.isfinite().all()
@@ -151,8 +147,5 @@ def test_code_paths_agree(scale, dtype):
     batch = adjoint.implicit_gradient(fast.plan, fast.columns, grad, 0.9)
     blind = adjoint.implicit_gradient(fast.plan, fast.columns, grad, 0.9, read_every=0)
     assert torch.equal(batch, blind)
-    singles = [
-        adjoint.implicit_gradient(*problem, 0.9)
-        for problem in zip(fast.plan, fast.columns, grad, strict=True)
-    ]
+    singles = [adjoint.implicit_gradient(*problem, 0.9) for problem in zip(fast.plan, fast.columns, grad, strict=True)]
     assert torch.allclose(batch, torch.stack(singles), atol=1e4 * eps)

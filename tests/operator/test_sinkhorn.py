@@ -11,9 +11,7 @@ INF = float("inf")
 
 
 def normal(*shape, scale=1.0, seed=0, dtype=torch.float64):
-    return (
-        torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale
-    ).to(dtype)
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale).to(dtype)
 
 
 def naive_plan(logits, tau, num_iters):
@@ -184,9 +182,7 @@ def test_strided_logits_are_read_as_they_are():
 
 
 @pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
-@pytest.mark.parametrize(
-    ("value", "message"), [(math.nan, "1 of 32 are NaN, the first at"), (INF, r"are \+inf")]
-)
+@pytest.mark.parametrize(("value", "message"), [(math.nan, "1 of 32 are NaN, the first at"), (INF, r"are \+inf")])
 def test_logits_that_are_no_numbers_are_refused(value, message, gradient):
     logits = torch.zeros(2, 4, 4)
     logits[1, 2, 3] = value

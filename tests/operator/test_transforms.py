@@ -28,18 +28,14 @@ def test_grad_and_vmap(gradient):
     assert torch.allclose(derivative(logits, weights), expected)
     assert torch.allclose(vmap(derivative)(logits, weights), expected)
     assert torch.allclose(vmap(vmap(derivative))(logits, weights), expected)
-    assert torch.allclose(
-        vmap(derivative, (3, 3), 3)(logits.movedim(0, 3), weights.movedim(0, 3)), expected.movedim(0, 3)
-    )
+    assert torch.allclose(vmap(derivative, (3, 3), 3)(logits.movedim(0, 3), weights.movedim(0, 3)), expected.movedim(0, 3))
 
 
 @pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
 def test_vmap_over_one_of_logits_and_weights(gradient):
     logits, weights = normal(6, 6), normal(4, 6, 6, seed=1)
     derivative = grad(lambda x, w: loss(x, w, gradient))
-    assert torch.allclose(
-        vmap(derivative, (None, 0))(logits, weights), reference(logits.expand(4, 6, 6), weights)
-    )
+    assert torch.allclose(vmap(derivative, (None, 0))(logits, weights), reference(logits.expand(4, 6, 6), weights))
     swapped = vmap(derivative, (0, None))(weights, logits)
     assert torch.allclose(swapped, reference(weights, logits.expand(4, 6, 6)))
 

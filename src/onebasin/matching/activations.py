@@ -93,7 +93,7 @@ class _Moments:
 
     def __init__(self, symmetry: Symmetry, site: Site):
         self.symmetry, self.site = symmetry, site
-        self.sums: dict[tuple[int, int], tuple[str, float, list[Tensor]]] = {}
+        self.sums: dict[tuple[int, int], tuple[str, float, list[Tensor]]] = {}  # by block and axis: group, count, sums
 
     def add(self, target: Tensor, source: Tensor) -> None:
         """Take in one batch of activations of both networks."""
@@ -109,9 +109,10 @@ class _Moments:
                 terms = [_sum_to(t, chain) for t in (x, y, x * x, y * y)]
                 terms.append(products(self.symmetry, x, y, chain, labels).cpu())
                 count = x.numel() / terms[0].numel()
-                name, total, sums = self.sums.get((number, axis), (labels[axis] or "", 0.0, None))
-                sums = terms if sums is None else [a + b for a, b in zip(sums, terms, strict=True)]
-                self.sums[number, axis] = (name, total + count, sums)
+                if (number, axis) in self.sums:
+                    _, total, sums = self.sums[number, axis]
+                    count, terms = count + total, [a + b for a, b in zip(sums, terms, strict=True)]
+                self.sums[number, axis] = (labels[axis] or "", count, terms)
 
     def correlations(self) -> Iterator[tuple[str, Tensor]]:
         """For each group at the site, the correlation of every target unit with every source unit, shaped like a plan."""
@@ -119,8 +120,8 @@ class _Moments:
             means = x / count, y / count
             spreads = [(s / count - m * m).clamp_min(0).sqrt() for s, m in zip((xx, yy), means, strict=True)]
             free = [p in self.symmetry.groups for p in self.symmetry.groups[name].parents]
-            covariance = xy / count - _outer(*means, free)
-            scale = _outer(*spreads, free)
+            covariance = xy / count - _outer(means[0], means[1], free)
+            scale = _outer(spreads[0], spreads[1], free)
             yield name, torch.where(scale > 0, covariance / scale, torch.zeros_like(scale))
 
 

@@ -46,7 +46,7 @@ class Problem:
     model: nn.Module | None = None
     seed: int = 0
     report: Callable[[dict[str, Any]], None] = field(default=lambda entry: None)
-    num_judged: int = 8
+    num_judged: int = 4
 
     @property
     def device(self) -> torch.device:

@@ -92,18 +92,21 @@ class _Search:
         self.best = problem.symmetry.identity()
         self.cost = problem.cost(self.best)
         self.last = self.best
+        self.seen: tuple[list[Permutation], list[float]] = ([], [])
         self.last_gain = -1
         self.history: list[dict[str, Any]] = []
 
     def look(self, net: RebasinNet, step: int, soft: float) -> None:
-        hard = net.permutation(self.problem.cost)
-        cost = self.problem.cost(hard)
-        self.last = hard
+        candidates = net.candidates()
+        if candidates != self.seen[0]:  # judging costs as much as several steps, and late in the descent nothing changes
+            self.seen = candidates, [self.problem.cost(c) for c in candidates]
+        cost = min(self.seen[1])
+        self.last = candidates[self.seen[1].index(cost)]
         entry = {"step": step, "soft": soft, "hard": cost, "gap": cost - soft, "best": min(cost, self.cost)}
         self.history.append(entry)
         self.problem.report(entry)
         if cost < self.cost:
-            self.best, self.cost, self.last_gain = hard, cost, step
+            self.best, self.cost, self.last_gain = self.last, cost, step
 
     def candidates(self) -> list[Permutation]:
         """What is worth polishing: the best, and where the descent ended, which may lie in a better basin."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from onebasin.matching.problem import Found, Problem
-from onebasin.matching.weights import match_weights
+from onebasin.matching.weights import polish
 
 
 def match_straight_through(
@@ -34,12 +34,13 @@ def match_straight_through(
     best_cost, last_gain = problem.cost(best), -1
     history: list[dict[str, Any]] = []
     stream = problem.stream()
-    step = 0
+    permutation, hard, cost, step = best, problem.source, best_cost, 0
     for step in range(steps if problem.symmetry.groups else 0):
         anchor = {**problem.target, **{key: value.detach() for key, value in free.items()}}
-        permutation = match_weights(replace(problem, target=anchor, report=_silent), max_sweeps).permutation
-        hard = problem.permuted(permutation)
-        cost = problem.cost_of(hard)
+        projected = polish(replace(problem, target=anchor, report=_silent), permutation, max_sweeps)
+        if step == 0 or projected != permutation:
+            permutation, hard = projected, problem.permuted(projected)
+            cost = problem.cost_of(hard)
         entry = {"step": step, "hard": cost, "best": min(cost, best_cost)}
         history.append(entry)
         problem.report(entry)

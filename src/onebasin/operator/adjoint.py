@@ -51,9 +51,7 @@ def implicit_gradient(
     return result if tau == 1.0 else result.div_(tau)
 
 
-def _solve(
-    plan: Tensor, rows: Tensor, columns: Tensor, rhs: Tensor, floor: Tensor, read_every: int
-) -> Tensor:
+def _solve(plan: Tensor, rows: Tensor, columns: Tensor, rhs: Tensor, floor: Tensor, read_every: int) -> Tensor:
     """Conjugate gradients from zero on S y = rhs, off the constants, each problem of the batch by itself."""
     eps = torch.finfo(plan.dtype).eps
     residual = rhs - rhs.mean(-1, keepdim=True)

@@ -114,13 +114,9 @@ def sinkhorn(
 def _check_arguments(logits: Tensor, tau: float, num_iters: int, tol: float | None, gradient: str) -> None:
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
         kind = logits.dtype if isinstance(logits, Tensor) else type(logits).__name__
-        raise TypeError(
-            f"sinkhorn takes a floating tensor of logits, but got {kind}. Convert it with .float()."
-        )
+        raise TypeError(f"sinkhorn takes a floating tensor of logits, but got {kind}. Convert it with .float().")
     if logits.ndim < 2 or logits.shape[-1] != logits.shape[-2] or logits.shape[-1] == 0:
-        raise ValueError(
-            f"sinkhorn takes logits of shape (*batch, n, n) with n >= 1, but got {tuple(logits.shape)}."
-        )
+        raise ValueError(f"sinkhorn takes logits of shape (*batch, n, n) with n >= 1, but got {tuple(logits.shape)}.")
     if not (tau > 0 and math.isfinite(tau)):
         raise ValueError(f"tau must be positive and finite, but is {tau}. Small values make sharp plans.")
     if num_iters < 1:

@@ -23,9 +23,7 @@ def choose_backend(tensor: Tensor) -> Backend:
     return "triton" if launching.supports(tensor) else "torch"
 
 
-def compute_plan(
-    logits: Tensor, tau: float, num_iters: int, tol: float | None, backend: Backend | None = None
-) -> Rounds:
+def compute_plan(logits: Tensor, tau: float, num_iters: int, tol: float | None, backend: Backend | None = None) -> Rounds:
     """Run the rounds on logits of any batch shape; the results have that batch shape."""
     shape, n = logits.shape, logits.shape[-1]
     if logits.numel() == 0:
@@ -48,9 +46,7 @@ def compute_plan(
     return Rounds(plan.view(shape), columns.view(shape[:-1]), rounds.view(shape[:-2]))
 
 
-def compute_gradient(
-    plan: Tensor, columns: Tensor, grad: Tensor, tau: float, backend: Backend | None = None
-) -> Tensor:
+def compute_gradient(plan: Tensor, columns: Tensor, grad: Tensor, tau: float, backend: Backend | None = None) -> Tensor:
     """The gradient with respect to the logits of a plan of any batch shape, in the plan's type.
 
     The incoming gradient may be of a lower precision than the plan.
@@ -107,9 +103,7 @@ def _empty_results(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 # A compiled program calls these two opaque operators, since the rounds read values back to decide what to do.
 # Eager code calls the functions above: the dispatch of a custom operator costs more than a small plan.
 @torch.library.custom_op("onebasin::sinkhorn_plan", mutates_args=())
-def _plan_operator(
-    logits: Tensor, tau: float, num_iters: int, tol: float | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def _plan_operator(logits: Tensor, tau: float, num_iters: int, tol: float | None) -> tuple[Tensor, Tensor, Tensor]:
     plan, columns, rounds = compute_plan(logits, tau, num_iters, tol)
     return plan, columns, rounds
 
@@ -129,9 +123,7 @@ def _(plan: Tensor, columns: Tensor, grad: Tensor, tau: float) -> Tensor:
     return plan.new_empty(plan.shape)
 
 
-def plan_implicitly(
-    logits: Tensor, tau: float, num_iters: int, tol: float | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def plan_implicitly(logits: Tensor, tau: float, num_iters: int, tol: float | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The plan in the type of the logits, with the implicit gradient, and `compute_plan`'s without one."""
     plan, solution, columns, rounds = _Plan.apply(logits, tau, num_iters, tol)  # pyright: ignore
     return plan, plan.detach() if _is_computing(logits) else solution, columns, rounds
@@ -145,9 +137,7 @@ class _Plan(torch.autograd.Function):
     """Logits to the plan in their type, that in the computing type if it is another, column sums, rounds."""
 
     @staticmethod
-    def forward(
-        logits: Tensor, tau: float, num_iters: int, tol: float | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(logits: Tensor, tau: float, num_iters: int, tol: float | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         run = _plan_operator if torch.compiler.is_compiling() else compute_plan
         plan, columns, rounds = run(logits, tau, num_iters, tol)
         if _is_computing(logits):
@@ -173,9 +163,7 @@ class _Plan(torch.autograd.Function):
         return run(plan, columns, grad, ctx.tau).to(ctx.dtype), None, None, None  # pyright: ignore
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple, logits: Tensor, tau: float, num_iters: int, tol: float | None
-    ) -> tuple:
+    def vmap(info: Any, in_dims: tuple, logits: Tensor, tau: float, num_iters: int, tol: float | None) -> tuple:
         outputs = _Plan.apply(logits.movedim(in_dims[0], 0), tau, num_iters, tol)
         return outputs, (0, None if _is_computing(logits) else 0, 0, 0)
 
@@ -207,9 +195,7 @@ class _Adjoint(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple, plan: Tensor, columns: Tensor, grad: Tensor, tau: float) -> tuple:
         tensors = [
-            tensor.unsqueeze(0).expand(info.batch_size, *tensor.shape)
-            if dim is None
-            else tensor.movedim(dim, 0)
+            tensor.unsqueeze(0).expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
             for tensor, dim in zip((plan, columns, grad), in_dims, strict=False)
         ]
         return _Adjoint.apply(*tensors, tau), 0

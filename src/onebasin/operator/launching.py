@@ -61,9 +61,7 @@ def choose_team(n: int, batch: int, num_processors: int) -> Team:
     return Team(size, num_teams, rows, num_warps)
 
 
-def launch_rounds(
-    logits: Tensor, tau: float, num_iters: int, tol: float | None, team: Team | None = None
-) -> Rounds:
+def launch_rounds(logits: Tensor, tau: float, num_iters: int, tol: float | None, team: Team | None = None) -> Rounds:
     """`run_rounds` by a kernel, on (n, n) or (batch, n, n) logits."""
     logits = logits.contiguous()
     n, shape = logits.shape[-1], logits.shape
@@ -77,9 +75,7 @@ def launch_rounds(
     if n <= LARGEST_SINGLE and team is None:
         from onebasin.operator.kernels.single import single_rounds
 
-        single_rounds[(batch,)](
-            logits, *outputs, *numbers, HAS_TOL=tol is not None, N=_pad(n), num_warps=_single_warps(n)
-        )
+        single_rounds[(batch,)](logits, *outputs, *numbers, HAS_TOL=tol is not None, N=_pad(n), num_warps=_single_warps(n))
         return Rounds(*outputs)
     from onebasin.operator.kernels.team import ROUNDS_VECTORS, team_rounds
 
@@ -92,9 +88,7 @@ def launch_rounds(
     return Rounds(*outputs)
 
 
-def launch_gradient(
-    plan: Tensor, columns: Tensor, grad: Tensor, tau: float, team: Team | None = None
-) -> Tensor:
+def launch_gradient(plan: Tensor, columns: Tensor, grad: Tensor, tau: float, team: Team | None = None) -> Tensor:
     """`implicit_gradient` by a kernel."""
     plan, columns, grad = plan.contiguous(), columns.contiguous(), grad.contiguous()
     n = plan.shape[-1]
@@ -103,9 +97,7 @@ def launch_gradient(
     if n <= LARGEST_SINGLE and team is None:
         from onebasin.operator.kernels.single import single_gradient
 
-        single_gradient[(batch,)](
-            plan, columns, grad, result, n, 1 / tau, MAX_STEPS, N=_pad(n), num_warps=_single_warps(n)
-        )
+        single_gradient[(batch,)](plan, columns, grad, result, n, 1 / tau, MAX_STEPS, N=_pad(n), num_warps=_single_warps(n))
         return result
     from onebasin.operator.kernels.team import GRADIENT_VECTORS, team_gradient
 

@@ -35,9 +35,7 @@ def multiply(matrix: Tensor, vector: Tensor, out: Tensor | None = None) -> Tenso
     return torch.bmm(vector.unsqueeze(1), matrix.mT, out=out).squeeze(1)
 
 
-def run_rounds(
-    logits: Tensor, tau: float, num_iters: int, tol: float | None, out: Tensor | None = None
-) -> Rounds:
+def run_rounds(logits: Tensor, tau: float, num_iters: int, tol: float | None, out: Tensor | None = None) -> Rounds:
     """Run the rounds on (n, n) or (batch, n, n) logits; reads values back to the host every few rounds."""
     running = None if tol is None else torch.ones(logits.shape[:-2], dtype=torch.bool, device=logits.device)
     rounds = torch.full(logits.shape[:-2], num_iters if tol is None else 0, device=logits.device)
@@ -51,9 +49,7 @@ def run_rounds(
     while done < num_iters:
         # Trouble with the range shows early, so without a tolerance the looks become rarer.
         block = min(STOP_EVERY if tol is not None else STOP_EVERY + done, num_iters - done)
-        last_u, last_v, last_sums = (
-            (u, v.clone(), sums) if tol is None else (u.clone(), v.clone(), sums.clone())
-        )
+        last_u, last_v, last_sums = (u, v.clone(), sums) if tol is None else (u.clone(), v.clone(), sums.clone())
         for _ in range(block):
             torch.reciprocal(sums, out=v)
             multiply(kernel, v, out=u).reciprocal_()

@@ -61,18 +61,14 @@ def add_partials(partials, column, within, team, STRIDE: tl.constexpr, BLOCK: tl
 
 
 @triton.jit
-def column_potential(
-    x, f, column, within, n, scale, unscale, FIRST: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
-):
+def column_potential(x, f, column, within, n, scale, unscale, FIRST: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     """The potential of some columns by their own maxima, exact whatever the range; with f = 0 if FIRST."""
     top = tl.full([BLOCK], -float("inf"), tl.float32)
     sums = tl.zeros([BLOCK], tl.float32)
     for start in range(0, n, ROWS):
         row = start + tl.arange(0, ROWS)
         mask = (row < n)[:, None] & within[None, :]
-        shifted = tl.load(x + row[:, None] * n + column[None, :], mask=mask, other=-float("inf")).to(
-            tl.float32
-        )
+        shifted = tl.load(x + row[:, None] * n + column[None, :], mask=mask, other=-float("inf")).to(tl.float32)
         if not FIRST:
             shifted += load_shared(f + row, row < n)[:, None]
         higher = tl.maximum(top, tl.max(shifted, 0))
@@ -83,9 +79,7 @@ def column_potential(
 
 
 @triton.jit
-def start_columns(
-    x, work, member, team, n, scale, unscale, N: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
-):
+def start_columns(x, work, member, team, n, scale, unscale, N: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     """Phase: the first column potentials."""
     for start in range(member * BLOCK, n, team * BLOCK):
         column = start + tl.arange(0, BLOCK)
@@ -95,9 +89,7 @@ def start_columns(
 
 
 @triton.jit
-def normalise_rows(
-    x, plan, work, member, team, n, scale, unscale, done, write, N: tl.constexpr, ROWS: tl.constexpr
-):
+def normalise_rows(x, plan, work, member, team, n, scale, unscale, done, write, N: tl.constexpr, ROWS: tl.constexpr):
     """Phase: the rows of this member, and the sums of their columns; `write` keeps the plan."""
     column = tl.arange(0, N)
     within = column < n
@@ -296,9 +288,7 @@ def reduce_image(columns, work, member, team, n, step, N: tl.constexpr, BLOCK: t
 
 
 @triton.jit
-def finish_gradient(
-    plan, grad, result, work, member, team, n, rate, step, N: tl.constexpr, ROWS: tl.constexpr
-):
+def finish_gradient(plan, grad, result, work, member, team, n, rate, step, N: tl.constexpr, ROWS: tl.constexpr):
     """Phase: the gradient itself, for this member's rows."""
     column = tl.arange(0, N)
     within = column < n
@@ -350,8 +340,6 @@ def team_gradient(
                 limit = step
         arrivals += team
         wait_for_team(counter, arrivals)
-        finish_gradient(
-            plan + offset, grad + offset, result + offset, work, member, team, n, rate, step, N, ROWS
-        )
+        finish_gradient(plan + offset, grad + offset, result + offset, work, member, team, n, rate, step, N, ROWS)
         arrivals += team
         wait_for_team(counter, arrivals)
