@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from networks import Fn, Tied
+from networks import CASES, Fn, Tied
 from torch import Tensor, nn
 
 import onebasin as ob
@@ -158,6 +158,39 @@ def test_statistics_meet_the_interpolated_ones(name, weights):
         for k in range(2):
             goal = sum(w * g[i][k] for w, g in zip(shares, goals, strict=True))
             torch.testing.assert_close(found[i][k], goal, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "repaired"),
+    {
+        "inverted residual with squeeze and excitation": "expand depthwise squeeze excite project",
+        "grouped conv": "0 2",
+        "densenet": "convs.0 convs.1",
+        "mlp-mixer": "patches token1 channel1 channel2",
+        "attention by hand": "embed qkv out",
+        "block used three times": "embed",
+    }.items(),
+)
+def test_other_architectures(name, repaired):
+    torch.manual_seed(0)
+    ends, inputs = [CASES[name].make().double().eval() for _ in range(2)], CASES[name].inputs()
+    inputs = inputs.double() if inputs.is_floating_point() else inputs
+    mixed = load(ends[0], interpolate(ends, [0.5, 0.5]))
+    result = repair(mixed, ends, [inputs], ob.symmetry(ends[0], inputs, verify=False))
+    assert result.repaired == tuple(repaired.split())
+    assert result.mismatch < 1e-9
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_endpoints_and_data_may_be_on_another_device():
+    ends, data = [mlp(0), mlp(1)], batches(4)
+    symmetry = ob.symmetry(ends[0], data[0])
+    mixed = load(ends[0], interpolate(ends, [0.5, 0.5]))
+    here, there = repair(mixed, ends, data, symmetry), repair(mixed.cuda(), ends, data, symmetry)
+    for key, value in there.state.items():
+        assert value.is_cuda
+        torch.testing.assert_close(value.cpu(), here.state[key])
 
 
 def test_one_batch_needs_no_more_than_the_papers_pass():

@@ -193,6 +193,19 @@ def test_progress_goes_to_stderr(capsys):
     assert capsys.readouterr().err.endswith("point 3 of 3\n")
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_second_model_may_be_on_another_device():
+    def evaluate(model):
+        assert model[0].weight.is_cuda
+        return model(torch.ones(3, 4, device="cuda")).square().mean()
+
+    path = linear_path(mlp(0, norm=True).cuda(), mlp(1, norm=True), evaluate, num_points=3, data=[torch.randn(9, 4)])
+    assert all(map(math.isfinite, path.losses))
+    plane = loss_plane(mlp(0).cuda(), mlp(1), mlp(2).cuda(), evaluate, resolution=2)
+    assert all(math.isfinite(v) for row in plane.losses for v in row)
+
+
 # ---------------------------------------------------------------------------------------------------------------- plane
 
 

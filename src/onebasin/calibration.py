@@ -193,10 +193,7 @@ def _check_weights(weights: Sequence[float] | None, num_endpoints: int) -> list[
 
 def _find_layers(model: nn.Module, symmetry: Symmetry, data: Iterable[Any]) -> tuple[dict[str, int], dict[str, str]]:
     """The layers to repair with the axis of their units (from the right), and those that cannot be, with the reason."""
-    sites = {site.module for group in symmetry.sites.values() for site in group}
-    # A bias tells of a layer too where there is no site: in a symmetry written by hand, or with a weight norm.
-    biased = {key.removesuffix(".bias") for key, axes in symmetry.layouts.items() if names(axes) & symmetry.groups.keys()}
-    layers = {p: m for p, m in model.named_modules() if p in sites | biased and isinstance(m, nn.Linear | _ConvNd)}
+    layers = {p: m for p, m in model.named_modules() if isinstance(m, nn.Linear | _ConvNd) and _makes_units(p, symmetry)}
     num_calls, normalised = _watch(model, layers, data)
     axes: dict[str, int] = {}
     skipped: dict[str, str] = {}
@@ -214,6 +211,12 @@ def _find_layers(model: nn.Module, symmetry: Symmetry, data: Iterable[Any]) -> t
     return axes, skipped
 
 
+def _makes_units(path: str, symmetry: Symmetry) -> bool:
+    """Whether a layer makes free units: the axis of its bias, or the first of its weight, has some."""
+    weight, bias = symmetry.layouts.get(f"{path}.weight", ()), symmetry.layouts.get(f"{path}.bias")
+    return bool(names(weight[:1] if bias is None else bias) & symmetry.groups.keys())
+
+
 def _find_obstacle(path: str, layer: nn.Module, symmetry: Symmetry) -> str | None:
     weight, bias = symmetry.layouts.get(f"{path}.weight"), symmetry.layouts.get(f"{path}.bias")
     tied = [keys for keys in symmetry.ties if {f"{path}.weight", f"{path}.bias"} & set(keys)]
@@ -221,7 +224,7 @@ def _find_obstacle(path: str, layer: nn.Module, symmetry: Symmetry) -> str | Non
         return "its weight is computed from other tensors"
     if bias is None:
         return "it has no bias to take the shift"
-    if type(layer).forward not in _PLAIN or bias != weight[:1] or not names(bias) & symmetry.groups.keys():
+    if type(layer).forward not in _PLAIN or bias != weight[:1]:
         return "its units are not the first axis of its weight"
     if tied:
         return f"it shares {tied[0][0]!r} with {tied[0][1]!r}"

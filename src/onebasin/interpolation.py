@@ -35,6 +35,7 @@ def interpolate(states: Sequence[nn.Module | Mapping[str, Any]], weights: Sequen
         raise ValueError(f"there are {len(states)} states and {len(weights)} weights; give one weight for each state")
     if not all(math.isfinite(weight) for weight in weights):
         raise ValueError(f"weights must be finite numbers, got {list(weights)}")
+    weights = [float(weight) for weight in weights]
     first, *others = read_alike(states)
     results: dict[int, Any] = {}
     for key, value in first.items():
