@@ -43,7 +43,8 @@ def match_by_sinkhorn(
         num_iters: rounds of the Sinkhorn operator.
         gradient: through the operator, "implicit" or "unrolled".
         patience: stop after so many steps without a better hard permutation.
-        check_every: steps between two looks at the hard permutation: 1 without data, 5 with data, if None.
+        check_every: steps between two looks at the hard permutation; if None, 1 for groups of up to 128 units without data,
+            else 5: assigning large groups, or running data through the network, costs more than a step.
         start: logits at the "identity" as in the paper, "scaled" so that every plan holds `mass` on it, or "random".
         mass: see `start`.
         noise: standard deviation of the noise added to the start.
@@ -66,7 +67,7 @@ def match_by_sinkhorn(
     optimizer = torch.optim.Adam([{"params": [p], "lr": lr * max(math.log10(int(n)), 1.0)} for n, p in net.logits.items()])
     search = _Search(problem)
     stream = problem.stream()
-    every = check_every or (1 if problem.batches is None else 5)
+    every = check_every or (1 if problem.batches is None and max(map(int, net.logits), default=0) <= 128 else 5)
     for step in range(steps if problem.symmetry.groups else 0):
         if final_tau is not None:
             net.tau = tau * (final_tau / tau) ** (step / max(steps - 1, 1))

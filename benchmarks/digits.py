@@ -1,0 +1,111 @@
+"""Pairs of networks trained on the embedded digits, aligned by every method: ``python -m benchmarks.digits``.
+
+Five pairs of an MLP and of a CNN with batch norm. For each method the mean cost, barrier and AUC on the test images, and the
+accuracy half way; batch-norm statistics are estimated anew along the line. It says whether every method more than halves the
+barrier, and whether the best data-driven Sinkhorn is no worse than weight matching.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import onebasin as ob
+from onebasin.datasets import digits
+from onebasin.demo import ResidualCNN, make_mlp, train
+
+CRITERION = nn.functional.cross_entropy
+NETWORKS: dict[str, Callable[[], nn.Module]] = {"MLP": lambda: make_mlp(32), "CNN": ResidualCNN}
+
+
+def methods(batches: list[Any]) -> dict[str, dict[str, Any]]:
+    """What is compared: name to arguments of `align`."""
+    midpoint = {"objective": ob.Midpoint(CRITERION), "data": batches}
+    random = {"objective": ob.RandomPoint(CRITERION), "data": batches}
+    return {
+        "weight matching": {"method": "weight-matching"},
+        "activation matching": {"method": "activation-matching", "data": batches},
+        "straight-through": {"method": "ste", **midpoint},
+        "Sinkhorn L2": {"method": "sinkhorn"},
+        "Sinkhorn midpoint": {"method": "sinkhorn", **midpoint},
+        "Sinkhorn random point": {"method": "sinkhorn", **random},
+        "weight matching, midpoint": {"method": "sinkhorn", **midpoint, "init": "weight-matching"},
+        "weight matching, random point": {"method": "sinkhorn", **random, "init": "weight-matching"},
+    }
+
+
+def run_pair(network: str, pair: int) -> list[dict[str, Any]]:
+    """Train two networks and align the second to the first by every method."""
+    images, labels = digits("train")
+    test_images, test_labels = digits("test")
+    batches = list(zip(images.split(200), labels.split(200), strict=True))
+    networks = []
+    for seed in (2 * pair, 2 * pair + 1):
+        torch.manual_seed(seed)
+        networks.append(train(NETWORKS[network](), images, labels, seed, epochs=15))
+    a, b = networks
+    symmetry = ob.symmetry(a, images[:2])
+    distance = ob.WeightDistance().bind(a)
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        with torch.no_grad():
+            output = model(test_images)
+        return {
+            "loss": float(CRITERION(output, test_labels)),
+            "accuracy": float((output.argmax(1) == test_labels).float().mean()),
+        }
+
+    records = []
+    for name, arguments in {"as they are": None, **methods(batches)}.items():
+        result = None if arguments is None else ob.align(b, to=a, symmetry=symmetry, **arguments)
+        model = b if result is None else result.model
+        path = ob.linear_path(a, model, evaluate, num_points=11, data=batches)
+        records.append(
+            {
+                "network": network, "pair": pair, "method": name, "distance": float(distance(model.state_dict(), a.state_dict())),
+                "barrier": path.barrier, "auc": path.auc, "midpoint_accuracy": path.metrics["accuracy"][5],
+                "seconds": 0.0 if result is None else result.seconds,
+            }
+        )  # fmt: skip
+    return records
+
+
+def main() -> None:
+    """Print a table a network, and the verdicts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="write the record to this JSON file")
+    options = parser.parse_args()
+    records = [r for network in NETWORKS for pair in range(options.pairs) for r in run_pair(network, pair)]
+    for network in NETWORKS:
+        print(f"\n{network}, mean of {options.pairs} pairs")
+        print(f"{'':30}{'L2':>9}{'barrier':>9}{'AUC':>8}{'midpoint':>10}{'seconds':>9}")
+        means: dict[str, dict[str, float]] = {}
+        for name in dict.fromkeys(r["method"] for r in records):
+            rows = [r for r in records if r["network"] == network and r["method"] == name]
+            keys = ("distance", "barrier", "auc", "midpoint_accuracy", "seconds")
+            m = means[name] = {key: statistics.mean(r[key] for r in rows) for key in keys}
+            print(
+                f"{name:30}{m['distance']:9.1f}{m['barrier']:9.3f}{m['auc']:8.3f}{m['midpoint_accuracy']:10.1%}{m['seconds']:9.1f}"
+            )
+        naive = means.pop("as they are")["barrier"]
+        halved = [name for name, m in means.items() if m["barrier"] < naive / 2]
+        driven = {n: m["barrier"] for n, m in means.items() if "point" in n and "straight" not in n}
+        best = min(driven, key=driven.__getitem__)
+        print(f"barrier more than halved by {len(halved)} of {len(means)} methods")
+        print(
+            f"best data-driven Sinkhorn: {best}, {driven[best]:.3f}; weight matching {means['weight matching']['barrier']:.3f}"
+        )
+        verdict = means["Sinkhorn L2"]["distance"] <= means["weight matching"]["distance"] * (1 + 1e-6)
+        print(f"mean L2 cost of Sinkhorn with polish is {'not ' if verdict else ''}above weight matching's")
+    if options.out:
+        options.out.write_text(json.dumps({"torch": torch.__version__, "records": records}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
