@@ -77,6 +77,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     begin = time.perf_counter()
+    torch.set_num_threads(1)  # networks this small gain nothing from threads, and lose much where the cores are shared
     show_symmetry()
     images, labels = digits("train")
     test_images, test_labels = digits("test")
