@@ -36,12 +36,12 @@ def run_trial(name: str, method: str, device: str, seed: int, **options: Any) ->
     target = {key: value.to(device) for key, value in model.state_dict().items()}
     source = {key: value.to(device) for key, value in planted.apply(model).items()}
     result = ob.align(source, to=target, symmetry=symmetry, method=method, **options)
-    steps = len([entry for entry in result.history if "soft" in entry or "sweep" in entry])
+    last = [entry.get("step", entry.get("sweep")) for entry in result.history if "soft" in entry or "sweep" in entry][-1]
     return {
         "network": name, "method": method, **options, "device": device, "seed": seed,
         "exact": result.permutation == planted.inverse(),
         "agreement": result.permutation.agreement(planted.inverse()), "cost": result.cost, "start_cost": result.start_cost,
-        "steps": steps, "seconds": result.seconds, "tracing_seconds": tracing,
+        "steps": last + 1, "seconds": result.seconds, "tracing_seconds": tracing,
     }  # fmt: skip
 
 

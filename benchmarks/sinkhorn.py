@@ -241,7 +241,7 @@ def print_case(case: dict) -> None:
 
 
 def judge(cases: list[dict], device: str) -> list[str]:
-    """Against the targets: the plain call, and on CUDA also without the check and as a graph, which costs the host nothing."""
+    """Against the targets: the plain call, and on CUDA also without the check and as a graph, which is free for the host."""
     names = ["onebasin"] + (["onebasin, check=False", "onebasin, CUDA graph"] if device == "cuda" else [])
     lines = ["", "against the authors' operator, forward and backward:"]
     for name in names:

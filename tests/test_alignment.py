@@ -91,6 +91,23 @@ def test_no_method_ends_above_its_start(method, objective):
     assert again.cost <= start.cost + 1e-9
 
 
+def test_a_descent_can_be_resumed():
+    model = mlp()
+    twin, symmetry, answer = planted(model, X)
+    first = ob.align(twin, to=model, symmetry=symmetry, steps=5, polish=False)
+    assert not first.converged
+    second = ob.align(twin, to=model, symmetry=symmetry, steps=95, polish=False, logits=first.logits)
+    assert second.history[0]["soft"] < first.history[0]["soft"]
+    assert second.permutation == answer
+
+
+def test_progress_is_for_people(capsys):
+    ob.align(mlp(), to=mlp(), example_inputs=X, method="weight-matching", progress=True)
+    captured = capsys.readouterr()
+    assert "sweep 0" in captured.err
+    assert not captured.out
+
+
 def test_groups_choose_and_freeze():
     model = mlp()
     twin, symmetry, answer = planted(model, X)
@@ -113,7 +130,7 @@ def test_seeds_callbacks_and_options():
     assert first.history == second.history
     assert len(seen) == 6
     assert not first.converged
-    with pytest.raises(TypeError, match="'weight-matching' has no option 'steps'; it has max_sweeps, restarts"):
+    with pytest.raises(TypeError, match="'weight-matching' has no option 'steps'; it has max_sweeps"):
         ob.align(twin, to=model, symmetry=symmetry, method="weight-matching", steps=3)
     restarted = ob.align(twin, to=model, symmetry=symmetry, method="weight-matching", restarts=3)
     assert restarted.cost == 0.0

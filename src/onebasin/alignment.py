@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import fnmatch
 import inspect
+import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +18,7 @@ from torch.utils._pytree import tree_map
 
 from onebasin.batches import check_rereadable
 from onebasin.hardening import plan_shape
-from onebasin.matching import METHODS, Problem
+from onebasin.matching import METHODS, Found, Problem
 from onebasin.objectives import WeightDistance, parameter_keys
 from onebasin.permutation import Permutation
 from onebasin.state import State, read_state
@@ -37,6 +39,7 @@ class Alignment:
         converged: whether the method stopped by itself, not by its limit.
         seconds: how long it took.
         method: by which method.
+        logits: of "sinkhorn", where its descent ended: give them as ``logits=`` (with the same `init`) to go on from there.
     """
 
     model: Any
@@ -47,6 +50,7 @@ class Alignment:
     converged: bool
     seconds: float
     method: str
+    logits: dict[str, Tensor] | None = None
 
     def __repr__(self) -> str:
         ended = "converged" if self.converged else "stopped at its limit"
@@ -65,6 +69,7 @@ def align(
     init: Permutation | str | None = None,
     groups: Iterable[str] | None = None,
     seed: int = 0,
+    restarts: int = 0,
     progress: bool = False,
     callback: Callable[[dict[str, Any]], None] | None = None,
     **options: Any,
@@ -83,6 +88,7 @@ def align(
         init: start from this permutation, or from what another method finds; the result costs no more than that.
         groups: decide only the groups whose names match one of these (shell patterns); the others stay as they are.
         seed: for everything random.
+        restarts: further runs, each from a random permutation; the best result is kept.
         progress: show a progress line.
         callback: called with every entry of the history.
         **options: of the method; see `onebasin.matching`.
@@ -99,44 +105,89 @@ def align(
     0.0
     """
     begin = time.perf_counter()
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r}")
-    _check_options(method, options)
-    source, target = read_state(model), read_state(to)
-    check_same_architecture(source, target)
     objective = WeightDistance() if objective is None else objective
     data = getattr(objective, "data", None) if data is None else data
+    _check_arguments(model, to, method, objective, data, options)
+    symmetry = _find_symmetry(model, example_inputs, symmetry)
+    chosen = _restrict(symmetry, groups)
+
+    def run(other: str) -> Permutation:
+        return align(
+            model, to, None, symmetry, other, objective, data, None, groups, seed, 0, progress, callback
+        ).permutation
+
+    first = _initial(init, symmetry, run)
+    generator = torch.Generator().manual_seed(seed)
+    random = [Permutation(symmetry, {**first.indices, **chosen.random(generator).indices}) for _ in range(restarts)]
+    best: tuple[Found, Permutation] | None = None
+    start_cost = math.nan
+    report = _reporter(progress, callback)
+    for attempt, start in enumerate([first, *random]):
+        problem = _problem(model, to, chosen, start, objective, data, seed + attempt, report)
+        if attempt == 0:
+            start_cost = problem.cost(chosen.identity())
+            if method == "sinkhorn":
+                _check_memory(chosen, problem)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed + attempt)
+            found = METHODS[method](problem, **options)
+        if attempt == 0 and init is not None and found.cost > start_cost:
+            # A method that looks at something else than the objective may end higher: then the start is the answer.
+            found = replace(found, permutation=chosen.identity(), cost=start_cost)
+        if best is None or found.cost < best[0].cost:
+            best = found, start
+    assert best is not None
+    found, start = best
+    permutation = Permutation(symmetry, {**symmetry.identity().indices, **found.permutation.indices}) @ start
+    if progress:
+        print(file=sys.stderr)
+    return Alignment(
+        model=_permuted(model, permutation),
+        permutation=permutation,
+        cost=found.cost,
+        start_cost=start_cost,
+        history=found.history,
+        converged=found.converged,
+        seconds=time.perf_counter() - begin,
+        method=method,
+        logits=found.logits,
+    )
+
+
+def _permuted(model: Any, permutation: Permutation) -> Any:
+    moved = permutation.apply(model)
+    if not isinstance(model, nn.Module):
+        return moved
+    result = copy.deepcopy(model)
+    result.load_state_dict(moved)
+    return result
+
+
+def _check_arguments(model: Any, to: Any, method: str, objective: Any, data: Any, options: Mapping[str, Any]) -> None:
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r}")
+    known = list(inspect.signature(METHODS[method]).parameters)[1:]
+    for name in options:
+        if name not in known:
+            raise TypeError(f"{method!r} has no option {name!r}; it has {', '.join(known)}")
+    check_same_architecture(read_state(model), read_state(to))
     if getattr(objective, "needs_data", False) and data is None:
         raise ValueError(f"{type(objective).__name__} needs data: give data=, an iterable of (inputs, target) batches")
     if method == "activation-matching" and (data is None or not isinstance(model, nn.Module)):
         raise ValueError("activation-matching looks at activations: it needs modules, and data= with batches of inputs")
     if data is not None:
         check_rereadable(data)
-    symmetry = _find_symmetry(model, example_inputs, symmetry)
-    chosen = _restrict(symmetry, groups)
-    first = _initial(init, symmetry, lambda name: align(
-        model, to, None, symmetry, name, objective, data, None, groups, seed, progress, callback).permutation)  # fmt: skip
-    history: list[dict[str, Any]] = []
-    problem = _problem(model, to, chosen, first, objective, data, seed, history, progress, callback)
-    if method in ("sinkhorn",):
-        _check_memory(chosen, problem)
-    identity = chosen.identity()
-    start_cost = problem.cost(identity)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        found = METHODS[method](problem, **options)
-    # A method that looks at something else than the objective may end higher than it began; then the start is the answer.
-    worse = init is not None and found.cost > start_cost
-    best, cost = (identity, start_cost) if worse else (found.permutation, found.cost)
-    permutation = Permutation(symmetry, {**symmetry.identity().indices, **best.indices}) @ first
-    moved = permutation.apply(model)
-    if isinstance(model, nn.Module):
-        result = copy.deepcopy(model)
-        result.load_state_dict(moved)
-    else:
-        result = moved
-    seconds = time.perf_counter() - begin
-    return Alignment(result, permutation, cost, start_cost, found.history, found.converged, seconds, method)
+
+
+def _reporter(progress: bool, callback: Callable[[dict[str, Any]], None] | None) -> Callable[[dict[str, Any]], None]:
+    def report(entry: dict[str, Any]) -> None:
+        if callback is not None:
+            callback(entry)
+        if progress:
+            text = ", ".join(f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}" for k, v in entry.items())
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+    return report
 
 
 def check_same_architecture(source: State, target: State) -> None:
@@ -162,13 +213,6 @@ def check_same_architecture(source: State, target: State) -> None:
                 raise ValueError(f"the model {which} is on the meta device: it has no values to align")
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise ValueError(f"{key!r} of the model {which} holds NaN or infinity")
-
-
-def _check_options(method: str, options: Mapping[str, Any]) -> None:
-    known = list(inspect.signature(METHODS[method]).parameters)[1:]
-    for name in options:
-        if name not in known:
-            raise TypeError(f"{method!r} has no option {name!r}; it has {', '.join(known)}")
 
 
 def _find_symmetry(model: Any, example_inputs: Any, symmetry: Symmetry | None) -> Symmetry:
@@ -202,9 +246,15 @@ def _initial(init: Permutation | str | None, symmetry: Symmetry, run: Callable[[
 
 
 def _problem(
-    model: Any, to: Any, symmetry: Symmetry, first: Permutation, objective: Any, data: Any, seed: int,
-    history: list[dict[str, Any]], progress: bool, callback: Callable[[dict[str, Any]], None] | None,
-) -> Problem:  # fmt: skip
+    model: Any,
+    to: Any,
+    symmetry: Symmetry,
+    first: Permutation,
+    objective: Any,
+    data: Any,
+    seed: int,
+    report: Callable[[dict[str, Any]], None],
+) -> Problem:
     target = read_state(to)
     source = first.apply(model)
     keys = tuple(parameter_keys(model))
@@ -219,13 +269,6 @@ def _problem(
             if id(value) not in done and isinstance(value, Tensor):
                 done[id(value)] = value.to(device, dtype if value.is_floating_point() else None)
         return {key: done.get(id(value), value) for key, value in state.items()}
-
-    def report(entry: dict[str, Any]) -> None:
-        if callback is not None:
-            callback(entry)
-        if progress:
-            text = ", ".join(f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}" for k, v in entry.items())
-            print(f"\r\033[K{text}", end="", flush=True)
 
     module = copy.deepcopy(to if isinstance(to, nn.Module) else model) if isinstance(model, nn.Module) else None
     if module is not None:

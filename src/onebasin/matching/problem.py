@@ -120,9 +120,11 @@ class Found:
         cost: its cost.
         history: an entry a step or sweep.
         converged: whether the method stopped by itself, not by its limit.
+        logits: where a descent on logits ended, to go on from there.
     """
 
     permutation: Permutation
     cost: float
     history: list[dict[str, Any]]
     converged: bool
+    logits: dict[str, Tensor] | None = None

@@ -82,7 +82,8 @@ def match_by_sinkhorn(
     if polish or (polish is None and problem.batches is None):
         for candidate in search.candidates():
             search.offer(polish_permutation(problem, candidate), what="polish")
-    return search.found(converged=len(search.history) == 0 or search.history[-1]["step"] < steps - 1)
+    converged = len(search.history) == 0 or search.history[-1]["step"] < steps - 1
+    return Found(search.best, search.cost, search.history, converged, net.state_dict())
 
 
 class _Search:
@@ -123,6 +124,3 @@ class _Search:
 
     def finished(self, step: int, patience: int) -> bool:
         return self.cost <= getattr(self.problem.objective, "floor", -math.inf) or step - self.last_gain > patience
-
-    def found(self, converged: bool) -> Found:
-        return Found(self.best, self.cost, self.history, converged)

@@ -23,26 +23,17 @@ from onebasin.state import State
 from onebasin.structure import Group, Symmetry
 
 
-def match_weights(problem: Problem, max_sweeps: int = 100, restarts: int = 0) -> Found:
+def match_weights(problem: Problem, max_sweeps: int = 100) -> Found:
     """Sweep over the groups until the inner product of the weights grows no more.
 
     Args:
         problem: what to match.
         max_sweeps: the most sweeps to make.
-        restarts: further runs, each from a random permutation; the best is kept.
     """
     generator = torch.Generator().manual_seed(problem.seed)
     history: list[dict] = []
-    best, converged = None, True
-    for attempt in range(restarts + 1):
-        start = problem.symmetry.random(generator) if attempt else problem.symmetry.identity()
-        permutation, settled = _descend(problem, start, max_sweeps, generator, history)
-        cost = problem.cost(permutation)
-        converged = converged and settled
-        if best is None or cost < best[0]:
-            best = cost, permutation
-    assert best is not None
-    return Found(best[1], best[0], history, converged)
+    permutation, settled = _descend(problem, problem.symmetry.identity(), max_sweeps, generator, history)
+    return Found(permutation, problem.cost(permutation), history, settled)
 
 
 def polish(problem: Problem, permutation: Permutation, max_sweeps: int = 100) -> Permutation:

@@ -1,0 +1,80 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import onebasin as ob
+
+X = torch.randn(128, 3, generator=torch.Generator().manual_seed(0))
+
+
+def mlp(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 2))
+
+
+def copies(count: int) -> tuple[nn.Module, list[nn.Module]]:
+    """A model, and permuted copies of it."""
+    model = mlp()
+    symmetry = ob.symmetry(model, X)
+    result = [model]
+    for seed in range(1, count):
+        twin = copy.deepcopy(model)
+        twin.load_state_dict(symmetry.random(torch.Generator().manual_seed(seed)).apply(model))
+        result.append(twin)
+    return model, result
+
+
+@pytest.mark.parametrize("to", ["first", "mean"])
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_permuted_copies_merge_to_the_same_function(to, count):
+    model, models = copies(count)
+    before = [copy.deepcopy(m.state_dict()) for m in models]
+    merged = ob.merge(models, example_inputs=X, to=to)
+    torch.testing.assert_close(merged(X), model(X))
+    for m, kept in zip(models, before, strict=True):
+        assert all(torch.equal(m.state_dict()[key], value) for key, value in kept.items())
+
+
+def test_the_mean_of_many_is_no_worse_than_the_first():
+    """Aligned to the mean of the others, models are closer together than aligned to the first."""
+    models = [mlp(seed) for seed in range(4)]
+    symmetry = ob.symmetry(models[0], X)
+
+    def spread(to: str) -> float:
+        merged = ob.merge(models, symmetry=symmetry, to=to).state_dict()
+        return -sum(float(value.square().sum()) for value in merged.values())  # the larger the mean, the closer they are
+
+    assert spread("mean") <= spread("first") + 1e-4
+
+
+def test_weights():
+    _, models = copies(2)
+    merged = ob.merge(models, example_inputs=X, weights=[1, 0])
+    assert all(torch.equal(value, models[0].state_dict()[key]) for key, value in merged.state_dict().items())
+
+
+def test_repair_is_applied():
+    models = [mlp(0), mlp(1)]
+    plain = ob.merge(models, example_inputs=X)
+    repaired = ob.merge(models, example_inputs=X, repair=[X])
+    hidden = [float(m[:2](X).detach().std()) for m in (plain, repaired, *models)]
+    goal = (hidden[2] + hidden[3]) / 2
+    assert abs(hidden[1] - goal) < abs(hidden[0] - goal)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"models": [mlp()]}, "at least two models, got 1"),
+        ({"weights": [1.0]}, "2 models need 2 weights, got 1"),
+        ({"weights": [1.0, -1.0]}, "a sum other than zero"),
+        ({"to": "last"}, "to must be 'first' or 'mean'"),
+        ({"example_inputs": None}, "give example_inputs="),
+        ({"models": [mlp(), nn.Linear(3, 2)]}, "different architectures"),
+    ],
+)
+def test_refusals(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ob.merge(**{"models": [mlp(), mlp(1)], "example_inputs": X, **arguments})
