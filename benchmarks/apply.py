@@ -7,7 +7,7 @@ destinations (earlier results are kept alive, so that no page is handed out twic
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +42,16 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 }
 
 
-def fastest(function: Callable[[], Any], repeats: int = 10) -> float:
-    """Seconds of the fastest run, every run into fresh memory."""
-    kept, best = [], float("inf")
+def fastest(functions: Sequence[Callable[[], Any]], repeats: int = 10) -> list[float]:
+    """Seconds of the fastest run of each, in turn, every run into fresh memory."""
+    kept, best = [], [float("inf")] * len(functions)
     for _ in range(repeats):
-        start = time.perf_counter()
-        kept.append(function())
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - start)
+        for number, function in enumerate(functions):
+            start = time.perf_counter()
+            kept.append(function())
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            best[number] = min(best[number], time.perf_counter() - start)
     return best
 
 
@@ -61,8 +62,7 @@ def measure(name: str, device: str) -> dict[str, Any]:
     state = {key: value for key, value in model.state_dict().items() if value.dim()}
     result = permutation.apply(model)
     moved = [value for key, value in state.items() if result[key].data_ptr() != value.data_ptr()]
-    copy = fastest(lambda: [value.clone() for value in moved])
-    apply = fastest(lambda: permutation.apply(model))
+    copy, apply = fastest([lambda: [value.clone() for value in moved], lambda: permutation.apply(model)])
     bytes_moved = sum(value.nbytes for value in moved)
     return {
         "network": name, "device": device, "megabytes": bytes_moved / 1e6, "copy_ms": copy * 1e3, "apply_ms": apply * 1e3,

@@ -21,7 +21,7 @@ from onebasin.datasets import digits
 from onebasin.demo import ResidualCNN, make_mlp, train
 
 CRITERION = nn.functional.cross_entropy
-NETWORKS: dict[str, Callable[[], nn.Module]] = {"MLP": lambda: make_mlp(32), "CNN": ResidualCNN}
+NETWORKS: dict[str, Callable[[], nn.Module]] = {"MLP": make_mlp, "CNN": ResidualCNN}
 
 
 def methods(batches: list[Any]) -> dict[str, dict[str, Any]]:

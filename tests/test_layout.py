@@ -22,9 +22,8 @@ def test_parsed_structure():
     assert term.size == 16
 
 
-MODULES = [
-    m.name for m in pkgutil.walk_packages(onebasin.__path__, "onebasin.") if not m.name.endswith(("__main__", "kernels"))
-]
+# The kernels need Triton to be imported at all.
+MODULES = [m.name for m in pkgutil.walk_packages(onebasin.__path__, "onebasin.") if ".kernels" not in m.name]
 
 
 @pytest.mark.parametrize("name", MODULES)

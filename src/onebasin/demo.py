@@ -34,7 +34,7 @@ class ResidualCNN(nn.Module):
         return self.head(nn.functional.max_pool2d(x, 2).flatten(1))
 
 
-def make_mlp(width: int = 64) -> nn.Module:
+def make_mlp(width: int = 32) -> nn.Module:
     """Two hidden layers."""
     layers = [nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)]
     return nn.Sequential(*layers)

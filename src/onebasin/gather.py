@@ -29,7 +29,7 @@ def gather(tensor: Tensor, indices: tuple[Tensor | None, ...]) -> Tensor:
         return torch.empty_like(tensor)
     spanned = [d for i in indices if i is not None and i.dim() > 1 for d, n in enumerate(i.shape) if n > 1]
     leading = [
-        torch.arange(n, device=tensor.device) if index is None else index.to(tensor.device)
+        torch.arange(n, device=tensor.device) if index is None else index
         for n, index in zip(tensor.shape[: max(moved + spanned) + 1], indices, strict=False)
     ]
     if len(moved) == 1 and not spanned:
@@ -65,8 +65,9 @@ def _gather_tiles(tensor: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         np.take(tile, j, axis=1, out=new[start : start + step], mode="clip")
 
     starts = range(0, len(i), step)
-    if len(starts) == 1:
-        move(0)
+    if len(starts) <= 4:  # starting threads would take longer
+        for start in starts:
+            move(start)
     else:
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             list(pool.map(move, starts))

@@ -286,7 +286,17 @@ def _segments(children: tuple[Term, ...], position: Tensor) -> Iterator[tuple[Te
         start += child.size
 
 
-def gather_indices(layout: Layout, lookup: Lookup, parents: Mapping[str, tuple[str, ...]]) -> tuple[Tensor | None, ...]:
+Cache = dict[tuple[Term, str], Tensor]
+"""Indices that were computed before, by term and device."""
+
+
+def gather_indices(
+    layout: Layout,
+    lookup: Lookup,
+    parents: Mapping[str, tuple[str, ...]],
+    device: torch.device | str = "cpu",
+    cache: Cache | None = None,
+) -> tuple[Tensor | None, ...]:
     """For each axis the source index of every target position; None where the axis stays as it is.
 
     An index is one-dimensional, unless the axis depends on other axes of the tensor (the inputs of a grouped
@@ -294,8 +304,10 @@ def gather_indices(layout: Layout, lookup: Lookup, parents: Mapping[str, tuple[s
     """
     result: list[Tensor | None] = []
     for axis, term in enumerate(layout):
-        moved = {f.name for f in factors(term) if f.name in lookup}
-        if not moved:
+        if cache is not None and (term, str(device)) in cache:
+            result.append(cache[term, str(device)])
+            continue
+        if not any(f.name in lookup for f in factors(term)):
             result.append(None)
             continue
         context = {}
@@ -308,7 +320,10 @@ def gather_indices(layout: Layout, lookup: Lookup, parents: Mapping[str, tuple[s
         if context:
             position = _along(position, axis, len(layout))
         index = source(term, position, context, lookup, parents)
-        result.append(index.reshape(-1) if index.numel() == term.size else index)
+        index = (index.reshape(-1) if index.numel() == term.size else index).to(device)
+        if cache is not None and not context:
+            cache[term, str(device)] = index
+        result.append(index)
     return tuple(result)
 
 

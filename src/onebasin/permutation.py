@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from onebasin.files import load_tensors, save_tensors
 from onebasin.gather import gather
-from onebasin.layout import Layout, gather_indices, parse, write
+from onebasin.layout import Cache, Layout, gather_indices, parse, write
 from onebasin.state import State, read_state
 from onebasin.structure import Group, Symmetry
 
@@ -38,6 +38,7 @@ class Permutation:
                 raise ValueError(f"the symmetry has no group {name!r}")
         self.symmetry = symmetry
         self.indices = {name: indices[name].detach().cpu().long() for name in symmetry.groups}
+        self._cache: Cache = {}
 
     def __getitem__(self, group: str) -> Tensor:
         return self.indices[group]
@@ -114,12 +115,13 @@ class Permutation:
             first = representative.get(key, key)
             value = tied.setdefault(first, state[key])
             if id(value) not in done:
-                done[id(value)] = self._gather(value, layout)
+                done[id(value)] = self.move(value, layout)
             result[key] = done[id(value)]
         return result
 
-    def _gather(self, value: Tensor, layout: Layout) -> Tensor:
-        return gather(value, gather_indices(layout, self.indices, self.symmetry.parents))
+    def move(self, value: Tensor, layout: Layout) -> Tensor:
+        """One tensor of a given layout, permuted; the tensor itself if nothing in it moves."""
+        return gather(value, gather_indices(layout, self.indices, self.symmetry.parents, value.device, self._cache))
 
     def apply_optimizer(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
         """The optimiser's state dict with every moment moved along with its parameter, for ``load_state_dict``.
@@ -151,7 +153,7 @@ class Permutation:
                 f"the optimiser's {what!r} of {key!r} has shape {tuple(value.shape)}, the parameter has "
                 f"{tuple(parameter.shape)}: factored states cannot be permuted"
             )
-        moved = self._gather(value, self.symmetry.layouts[key])
+        moved = self.move(value, self.symmetry.layouts[key])
         return value.clone() if moved is value else moved
 
     def plans(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onebasin.gather import gather
-from onebasin.layout import gather_indices
 from onebasin.permutation import Permutation
 from onebasin.state import State
 from onebasin.structure import Symmetry
@@ -81,8 +79,7 @@ class Problem:
         result = dict(self.source)
         for key, layout in self.symmetry.layouts.items():
             if isinstance(self.source.get(key), Tensor):
-                indices = gather_indices(layout, permutation.indices, self.symmetry.parents)
-                result[key] = gather(self.source[key], indices)
+                result[key] = permutation.move(self.source[key], layout)
         for tied in self.symmetry.ties:
             for key in tied[1:]:
                 if key in result and tied[0] in result:

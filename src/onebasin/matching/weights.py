@@ -13,9 +13,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from onebasin.gather import gather
 from onebasin.hardening import harden, plan_shape, trees
-from onebasin.layout import factors, gather_indices
+from onebasin.layout import factors
 from onebasin.matching.problem import Found, Problem
 from onebasin.matching.scores import blocks, chain_of, products
 from onebasin.permutation import Permutation
@@ -78,8 +77,7 @@ def _improve(problem: Problem, current: State, tree: list[Group], keys: list[str
     update = harden(symmetry, scores, tree)
     if all(torch.equal(update[g.name], _identity_like(update[g.name])) for g in tree):
         return None
-    indices = {g.name: update[g.name] for g in tree}
-    moved = {k: gather(current[k], gather_indices(symmetry.layouts[k], indices, symmetry.parents)) for k in keys}
+    moved = {k: update.move(current[k], symmetry.layouts[k]) for k in keys}
     before, after = (_inner(state, problem.target, keys) for state in (current, moved))
     # Ties are broken in some way or other by the assignment: a step that gains nothing would go round in circles.
     if after <= before + 1e-12 * abs(before) + (0.0 if exact else 1e-12):
