@@ -5,15 +5,14 @@ import string
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from onebasin.layout import Factor, Layout, Product, Term, names
 
-# A tile should stay in the cache between its two gathers; below this many entries in a row's run, tiles pay.
-_TILE_BYTES = 1 << 20
-_SHORT_RUN_BYTES = 16
+_TILE_BYTES = 1 << 19  # a tile should stay in the cache between its two gathers
+_THREAD_BYTES = 1 << 21  # a thread takes as long to start as this much takes to move
+_SHORT_RUN_BYTES = 16  # below, tiles are faster than one gather over a flattened view
 
 
 def gather(tensor: Tensor, indices: tuple[Tensor | None, ...]) -> Tensor:
@@ -53,24 +52,26 @@ def gather(tensor: Tensor, indices: tuple[Tensor | None, ...]) -> Tensor:
 
 
 def _gather_tiles(tensor: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Rows into a tile that stays in the cache, then its columns into place: one pass over memory, on all threads."""
     result = torch.empty_like(tensor)
-    # NumPy has no bfloat16; only the width of an entry matters here.
-    plain = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    old, new = (t.view(plain).view(*t.shape[:2], -1).numpy() for t in (tensor, result))
-    i, j = rows.numpy(), columns.numpy()
-    step = max(1, _TILE_BYTES // max(1, old[0].nbytes))
+    height = max(1, _TILE_BYTES // max(1, tensor[0].nbytes))
 
-    def move(start: int) -> None:
-        tile = np.take(old, i[start : start + step], axis=0, mode="clip")
-        np.take(tile, j, axis=1, out=new[start : start + step], mode="clip")
+    def move(share: Tensor, start: int) -> None:
+        tile = tensor.new_empty((height, *tensor.shape[1:]))
+        for offset, chosen in enumerate(share.split(height)):
+            first = start + offset * height
+            part = tile[: len(chosen)]
+            torch.index_select(tensor, 0, chosen, out=part)
+            torch.index_select(part, 1, columns, out=result[first : first + len(chosen)])
 
-    starts = range(0, len(i), step)
-    if len(starts) <= 4:  # starting threads would take longer
-        for start in starts:
-            move(start)
-    else:
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            list(pool.map(move, starts))
+    num_threads = min(torch.get_num_threads(), tensor.nbytes // _THREAD_BYTES)
+    if num_threads < 2:
+        move(rows, 0)
+        return result
+    shares = rows.chunk(num_threads)
+    starts = [sum(len(s) for s in shares[:i]) for i in range(len(shares))]
+    with ThreadPoolExecutor(len(shares)) as pool:
+        list(pool.map(move, shares, starts))
     return result
 
 
