@@ -9,7 +9,8 @@ ORDER = [
     "layout", "files", "state", "gather", "structure", "permutation", "table",
     "tracing.terms", "tracing.unification", "tracing.scopes", "tracing.graph", "tracing.walk",
     "tracing.rules.contraction", "tracing.rules.convolution", "tracing.rules.normalization", "tracing.rules.elementwise",
-    "tracing.rules.reduction", "tracing.rules.rearrangement", "tracing.rules.indexing", "tracing.rules",
+    "tracing.rules.reduction", "tracing.rules.rearrangement", "tracing.rules.indexing",
+    "tracing.rules.attention", "tracing.rules.recurrent", "tracing.rules",
     "tracing.result", "tracing.verification", "tracing",
     "", "demo",
 ]  # fmt: skip

@@ -53,10 +53,14 @@ def permute(trace: Trace, a: dict[str, Any]) -> Axes:
 def transpose(trace: Trace, a: dict[str, Any]) -> Axes:
     """Two axes exchanged."""
     axes = list(a["input"])
-    i, j = a.get("dim0", 0), a.get("dim1", -1)
-    if len(axes) > 1:
-        axes[i], axes[j] = axes[j], axes[i]
+    i, j = a.get("dim0", a.get("axis0", -2)), a.get("dim1", a.get("axis1", -1))
+    axes[i], axes[j] = axes[j], axes[i]
     return tuple(axes)
+
+
+def reverse(trace: Trace, a: dict[str, Any]) -> Axes:
+    """All axes in reverse order: ``x.T``."""
+    return a["input"][::-1]
 
 
 def movedim(trace: Trace, a: dict[str, Any]) -> Axes:
@@ -222,8 +226,9 @@ def constant(trace: Trace, a: dict[str, Any]) -> Axes:
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as"), view),
     "permute": permute,
-    **dict.fromkeys(("transpose", "t", "swapaxes", "numpy_T"), transpose),
-    "movedim": movedim,
+    **dict.fromkeys(("transpose", "swapaxes", "swapdims", "adjoint", "mT"), transpose),
+    **dict.fromkeys(("t", "numpy_T"), reverse),
+    **dict.fromkeys(("movedim", "moveaxis"), movedim),
     "squeeze": squeeze,
     "unsqueeze": unsqueeze,
     **dict.fromkeys(("expand", "expand_as", "broadcast_to"), expand),
