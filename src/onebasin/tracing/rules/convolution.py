@@ -31,6 +31,7 @@ def convolution(trace: Trace, a: dict[str, Any], transposed: bool = False) -> Ax
     produced = group if made.size == 1 else made if group.size == 1 else Product((group, made))
     if a["bias"] is not None:
         produced = trace.join(produced, a["bias"][0])
+    trace.units[str(a["node"].args[1]),] = produced
     return (*batch, produced, *_positions(trace, a, x[len(x) - num_spatial :], weight[2:]))
 
 

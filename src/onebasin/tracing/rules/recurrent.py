@@ -30,6 +30,7 @@ def recurrent(trace: Trace, a: dict[str, Any]) -> list[Axes]:
             number = layer * num_directions + direction
             initial = [select(trace, {"input": state, "dim": 0, "index": number}) for state in states]
             final = _step(trace, (x[batch], x[2]), initial, weights[number], _NUM_GATES[name])
+            trace.units[str(a["node"].args[2]), str(number)] = final[0][1]
             finals.append(final)
             outputs.append(tuple({time: x[time], batch: final[0][0], 2: final[0][1]}[i] for i in range(3)))
         x = cat(trace, {"tensors": outputs, "dim": 2})
@@ -85,6 +86,7 @@ def cell(trace: Trace, a: dict[str, Any]) -> list[Axes] | Axes:
     initial = a["hx"] if name == "lstm" else [a["hx"]]
     weights = [a["w_ih"], a["w_hh"], a["b_ih"], a["b_hh"], None]
     final = _step(trace, a["input"], initial, weights, _NUM_GATES[name])
+    trace.units[str(a["node"].args[2]),] = final[0][1]
     return final if name == "lstm" else final[0]
 
 
