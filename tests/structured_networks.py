@@ -80,6 +80,17 @@ def rotate(x: Tensor) -> Tensor:
     return x * angle.cos() + torch.cat([-second, first], -1) * angle.sin()
 
 
+def numbered_heads(m, q, k, v):
+    """Query heads that are told apart before they meet the repeated key-value heads."""
+    return expand_heads(m, q * torch.arange(1, 7, dtype=q.dtype)[:, None, None], k, v)
+
+
+def partly_rotary(m, q, k, v):
+    """As partial rotary positions do when the part is everything: what goes by is empty."""
+    q, k = (torch.cat([rotate(t[..., :4]), t[..., 4:]], -1) for t in (q, k))
+    return expand_heads(m, q, k, v)
+
+
 def fused_groups(m, x):
     x = m.embed(x)
     q, k, v = split_heads(m.q(x), 6), split_heads(m.k(x), 2), split_heads(m.v(x), 2)
@@ -205,6 +216,12 @@ ATTENTION: dict[str, Case] = {
     ),
     "grouped queries, fused": Case(
         lambda: attention_net(fused_groups, **attention_block(6, 2)), sequence(), ["2", "2[2]", "3[2]", "4[2]", "8"]
+    ),
+    "grouped queries told apart": Case(
+        lambda: attention_net(mixed(numbered_heads), **attention_block(6, 2)), sequence(), ["2[2*]", "4[2*]", "8"]
+    ),
+    "rotary positions and nothing else": Case(
+        lambda: attention_net(mixed(partly_rotary), **attention_block(6, 2)), sequence(), ["2", "2[2]", "3[2]", "8"]
     ),
     "one key-value head": Case(
         lambda: attention_net(mixed(expand_heads), **attention_block(6, 1)), sequence(), ["2", "4", "6", "8"]

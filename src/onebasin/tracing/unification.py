@@ -82,13 +82,12 @@ def _merge(kept: Atom, gone: Atom) -> Atom:
 
 
 def _bind(atom: Atom, term: Unknown, why: Pin) -> Unknown:
-    if atom.pin:
-        pin(term, atom.pin)
-        return resolve(term)
     if isinstance(term, Cases):  # the atom is no child of the selector, so all cases are one
         return join(atom, reduce(lambda a, b: join(a, b, why), term.parts), why)
     term = _solid(term)
-    if atom.parents is not None:
+    if atom.pin:
+        pin(term, atom.pin)
+    elif atom.parents is not None:
         allowed = parents_of(atom)
         _limit(term, allowed, allowed.union(leaves(term)))
     atom.link = term
@@ -104,6 +103,8 @@ def _solid(term: Unknown) -> Unknown:
             return Product(tuple(map(_solid, children)))
         case Sum(children):
             return Sum(tuple(map(_solid, children)))
+        case Cases(selector, children):
+            return Cases(selector, tuple(map(_solid, children)))
     return term
 
 
@@ -148,9 +149,10 @@ def _join_products(first: Unknown, second: Unknown, why: Pin) -> Unknown:
         pairs.append((a, b))
     else:
         return resolve(Product(tuple(join_all(pairs[::-1], why))))
-    pin(first, why)
+    result = _solid(first)  # where one of them is constant the other need not be
+    pin(result, why)
     pin(second, why)
-    return resolve(first)
+    return resolve(result)
 
 
 def _boundaries(term: Unknown) -> Sequence[int]:

@@ -113,8 +113,9 @@ def repeat_interleave(trace: Trace, a: dict[str, Any]) -> Axes:
 
 def cat(trace: Trace, a: dict[str, Any]) -> Axes:
     """Tensors laid end to end along one axis; their other axes are the same."""
-    tensors = [t for t in a["tensors"] if not (len(t) == 1 and t[0].size == 0)]
-    dim = a["dim"] % len(tensors[0])
+    most = max(map(len, a["tensors"]))
+    dim = a["dim"] % most
+    tensors = [t for t in a["tensors"] if len(t) == most and t[dim].size > 0]
     others = trace.join_axes(*([axis for i, axis in enumerate(t) if i != dim] for t in tensors))
     parts = tuple(t[dim] if t[dim].size > 1 else Atom(1) for t in tensors)
     joined = parts[0] if len(parts) == 1 else Sum(parts)
@@ -172,6 +173,8 @@ def slice_(trace: Trace, a: dict[str, Any]) -> Axes:
     axes, dim, step = a["input"], a["dim"] % len(a["input"]), a.get("step") or 1
     extent = axes[dim].size
     start, end = _bounds(a, extent)
+    if start == end:
+        return (*axes[:dim], trace.pinned(0, "empty"), *axes[dim + 1 :])
     if step == 1:
         return axes if (start, end) == (0, extent) else narrow(axes, dim, start, end - start)
     if extent % step or start >= step or end != extent:
