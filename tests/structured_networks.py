@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from cases import Case, Fn, image, tokens, weight
+from cases import Case, Fn, flat, image, tokens, weight
 from torch import Tensor, nn
 
 
@@ -446,6 +446,13 @@ def experts(m, x):
     return m.head(torch.einsum("beh,eoh,be->bo", h, m.down, gate))
 
 
+def mixing(operation):
+    """An operation along the outer factor of 4 x 2 units: the inner ones must then be ordered alike in all 4."""
+    return lambda: Fn(
+        lambda m, x: m.b(operation(m.a(x).view(3, 4, 2)).reshape(3, 8).relu()), a=nn.Linear(4, 8), b=nn.Linear(8, 2)
+    )
+
+
 def partly_frozen(m, x):
     with torch.no_grad():
         h = m.norm(m.trunk(x)).relu()
@@ -517,6 +524,22 @@ GROUPING: dict[str, Case] = {
         ),
         lambda: torch.randn(3, 4),
         ["3", "5[3]", "7", "8"],
+    ),
+    "softmax along a parent": Case(mixing(lambda h: h.softmax(1)), flat(), ["2", "4"]),
+    "softmax along a child": Case(mixing(lambda h: h.softmax(2)), flat(), ["2[4]", "4"]),
+    "layer norm along a parent": Case(mixing(lambda h: F.layer_norm(h.mT, (4,)).mT), flat(), ["2", "4"]),
+    "group norm along a parent": Case(mixing(lambda h: F.group_norm(h.mT, 2).mT), flat(), ["2", "4"]),
+    "instance norm along a parent": Case(mixing(lambda h: F.instance_norm(h.mT).mT), flat(), ["2", "4"]),
+    "cumulative sum along a parent": Case(mixing(lambda h: h.cumsum(1)), flat(), ["2"]),
+    "roll along a parent": Case(mixing(lambda h: h.roll(1, 1) + h), flat(), ["2"]),
+    "sort along a parent": Case(mixing(lambda h: h.sort(1).values), flat(), ["2"]),
+    # constants whose order matters vary, whatever they were made of
+    "cumulative sum of ones": Case(mixing(lambda h: h * torch.ones(4, 2, dtype=h.dtype).cumsum(0)), flat(), ["2[4*]"]),
+    "triangle of ones": Case(mixing(lambda h: torch.ones(4, 4, dtype=h.dtype).tril() @ h), flat(), ["2"]),
+    "roll of a padded axis": Case(
+        mixing(lambda h: F.pad(h[:, :3], (0, 0, 1, 0)).roll(1, 1) + F.pad(h[:, :3], (0, 0, 0, 1))),
+        flat(),
+        ["2", "2"],  # the second are units that nothing reads
     ),
     "a region without gradients": Case(
         lambda: Fn(partly_frozen, trunk=nn.Conv2d(3, 8, 3), norm=nn.BatchNorm2d(8), head=nn.Conv2d(8, 2, 1)), image(), ["8"]
