@@ -1,0 +1,189 @@
+"""Which real architectures are traced, how much of each is free, and whether it is right.
+
+    python -m benchmarks.coverage [--only LIBRARY] [--match TEXT] [--out FOLDER]
+
+Writes a record (coverage.json) and the table of the documentation (coverage.md), both into the folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.architectures import LIBRARIES, Architecture
+from onebasin.structure import Symmetry
+from onebasin.tracing import trace_calls
+from onebasin.tracing.graph import read_calls
+from onebasin.tracing.verification import verify_programs
+
+Record = dict[str, Any]
+
+
+def measure(architecture: Architecture) -> Record:
+    """Trace and verify one architecture. Seconds are of the processor, so that a busy machine does not count."""
+    record: Record = {"library": architecture.library, "name": architecture.name, "counted": architecture.counted}
+    torch.manual_seed(0)
+    try:
+        with torch.device("meta" if architecture.unverified else "cpu"):
+            model, inputs = architecture.make()
+        calls = read_calls(inputs)
+        start = time.process_time()
+        symmetry, programs = trace_calls(model, calls)
+    except Exception as error:
+        return record | {"verdict": "not traced", "why": str(error).splitlines()[0]}
+    record |= {
+        "trace_seconds": time.process_time() - start,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "groups": len(symmetry.groups),
+        "nested": sum(bool(group.parents) for group in symmetry.groups.values()),
+        "hidden": symmetry.num_hidden,
+        "free": symmetry.num_free,
+        "unreached": len(symmetry.unreached),
+        "pinned": pins(symmetry),
+    }
+    if architecture.unverified:
+        return record | {"verdict": "not verified", "why": architecture.unverified}
+    start = time.process_time()
+    try:
+        state = {key: value for key, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
+        error = verify_programs(symmetry, programs, calls, state)
+    except ValueError as wrong:
+        verdict = "not verified" if "cannot verify" in str(wrong) else "WRONG"
+        return record | {"verdict": verdict, "why": str(wrong).splitlines()[0]}
+    return record | {"verdict": "right", "error": error, "verify_seconds": time.process_time() - start}
+
+
+def pins(symmetry: Symmetry) -> list[str]:
+    """Why axes of parameters are not free, most frequent first; that inputs and outputs are fixed goes without saying."""
+    counts = Counter(
+        f"{pin.reason} ({pin.operation})" if pin.operation else pin.reason
+        for pin in symmetry.pinned.values()
+        if pin.reason not in ("model input", "model output")
+    )
+    return [f"{reason}: {number}" for reason, number in counts.most_common()]
+
+
+# -------------------------------------------------------------------------------------------------------------- tables
+
+
+def row(record: Record) -> list[str]:
+    """The cells of one architecture."""
+    if "groups" not in record:
+        return [record["name"], "", "", "", "", "", "", f"{record['verdict']}: {record['why']}", ""]
+    counted = record["counted"]
+    groups = str(record["groups"]) + (f" ({record['nested']} nested)" if record["nested"] else "")
+    if counted is not None:
+        groups += " =" if counted == record["groups"] else f" != {counted}"
+    share = 100 * record["free"] / record["hidden"] if record["hidden"] else 0.0
+    error = f"{record['error']:.0e}" if "error" in record else ""
+    verify = f"{record['verify_seconds']:.1f}" if "verify_seconds" in record else ""
+    verdict = record["verdict"] + (f": {record['why']}" if "why" in record else "")
+    return [
+        record["name"],
+        f"{record['parameters'] / 1e6:.2f}",
+        f"{record['trace_seconds']:.1f}",
+        verify,
+        groups,
+        f"{share:.1f}%",
+        error,
+        verdict,
+        "; ".join(_short(text) for text in record["pinned"][:3]),
+    ]
+
+
+HEADER = ["architecture", "parameters (M)", "trace (s)", "verify (s)", "groups", "free", "error", "verdict", "pinned, and why"]
+
+
+def _short(text: str, length: int = 90) -> str:
+    text = text.replace("the rule does not cover this use: ", "not covered: ")
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def markdown(records: list[Record], command: str, machine: str) -> str:
+    """The page of the documentation."""
+    lines = [_INTRODUCTION.format(command=command, machine=machine)]
+    for library in LIBRARIES:
+        rows = [r for r in records if r["library"] == library]
+        if rows:
+            lines += [f"## {library}", "", summary(rows), "", _cells(HEADER), _cells(["---"] * len(HEADER))]
+            lines += [*(_cells(row(r)) for r in rows), ""]
+    return "\n".join(lines)
+
+
+def _cells(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
+
+
+def summary(records: list[Record]) -> str:
+    """One line on a library."""
+    verdicts = Counter(r["verdict"] for r in records)
+    free, hidden = (sum(r.get(key, 0) for r in records) for key in ("free", "hidden"))
+    whole = sum(r.get("free") == r.get("hidden", -1) for r in records)
+    counted = [r for r in records if r["counted"] is not None]
+    return (
+        f"{len(records)} architectures: "
+        + ", ".join(f"{number} {verdict}" for verdict, number in verdicts.most_common())
+        + f". {free / max(hidden, 1):.1%} of hidden units free, all of them in {whole}. "
+        + f"Groups counted by hand for {len(counted)}, {sum(r['counted'] == r.get('groups') for r in counted)} match."
+    )
+
+
+_INTRODUCTION = """\
+# Coverage
+
+Real architectures, traced without weights of their own. Made by `{command}`, on {machine}; seconds are of the processor.
+
+- *groups*: permutations (with families, one for each element of a parent, counted as one and named nested); `=` where a
+  person counted the same number from the architecture.
+- *free*: the share of hidden units, the output channels of weight operations that are not model outputs, that can move.
+- *error*: the largest relative difference that a random permutation makes to the output, on random weights in float64.
+- *verdict*: `right` is below 1e-9. `WRONG` must not occur.
+- *pinned*: axes of parameters that cannot move and are neither model input nor output, by reason.
+"""
+
+
+def run(libraries: Iterable[str], match: str) -> Iterator[Record]:
+    """Measure architectures one by one."""
+    for library in libraries:
+        for architecture in LIBRARIES[library]():
+            if match in architecture.name:
+                yield measure(architecture)
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=LIBRARIES, help="one library")
+    parser.add_argument("--match", default="", help="only names that contain this")
+    parser.add_argument("--out", type=Path, help="folder for coverage.json and coverage.md")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    records = []
+    for record in run([arguments.only] if arguments.only else LIBRARIES, arguments.match):
+        records.append(record)
+        print(" | ".join(row(record)), flush=True)
+    for library in LIBRARIES:
+        if chosen := [r for r in records if r["library"] == library]:
+            print(f"{library}: {summary(chosen)}")
+    if arguments.out:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+        command = "python -m benchmarks.coverage" + (f" --only {arguments.only}" if arguments.only else "")
+        (arguments.out / "coverage.json").write_text(json.dumps(records, indent=1) + "\n")
+        (arguments.out / "coverage.md").write_text(markdown(records, command, machine))
+    if any(r["verdict"] == "WRONG" or r["counted"] not in (None, r.get("groups")) for r in records):
+        raise SystemExit("a network is wrong, or its groups are not those counted by hand")
+
+
+if __name__ == "__main__":
+    main()
