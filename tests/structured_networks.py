@@ -125,6 +125,14 @@ def packed_attention(qkv: nn.Linear, out: nn.Linear, x: Tensor) -> Tensor:
     return out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, length, width))
 
 
+def biased_in_parts(m, x):
+    """As BEiT: the bias of the queries and of the values, none for the keys; cut before it is split into heads."""
+    x = m.embed(x)
+    bias = torch.cat([m.q_bias, torch.zeros(6, dtype=x.dtype), m.v_bias])
+    q, k, v = F.linear(x, m.qkv, bias).reshape(2, 5, 3, 3, 2).permute(2, 0, 3, 1, 4).unbind(0)
+    return m.head(x + m.out(merge_heads(F.scaled_dot_product_attention(q, k, v))))
+
+
 def vit(m, x):
     x = m.patches(x).flatten(2).transpose(1, 2)
     x = torch.cat([m.cls.expand(x.shape[0], -1, -1), x], 1) + m.positions
@@ -303,6 +311,19 @@ ATTENTION: dict[str, Case] = {
         ),
         two_sequences,
         ["10", "2[3]", "2[3]", "2[3]", "2[3]", "3", "3", "6"],  # one packed weight reads the stream and the memory
+    ),
+    "packed bias in parts": Case(
+        lambda: Fn(
+            biased_in_parts,
+            embed=nn.Linear(4, 7),
+            qkv=weight(18, 7),
+            q_bias=weight(6),
+            v_bias=weight(6),
+            out=nn.Linear(6, 7),
+            head=nn.Linear(7, 2),
+        ),
+        sequence(),
+        ["2[3]", "2[3]", "3", "7"],
     ),
     # whole architectures
     "vision transformer": Case(

@@ -163,7 +163,7 @@ def _boundaries(term: Unknown) -> Sequence[int]:
 
 def split(term: Unknown, inner: int) -> tuple[Unknown, Unknown] | None:
     """A term as a product (outer, inner) with the given inner extent; None if its structure does not allow that."""
-    term = resolve(term)
+    origin, term = head(term), resolve(term)
     if inner == 1 or inner == term.size:
         return (term, ONE) if inner == 1 else (ONE, term)
     if term.size % inner:
@@ -185,6 +185,8 @@ def split(term: Unknown, inner: int) -> tuple[Unknown, Unknown] | None:
             outers = [h[0] if h[0].size > 1 else Atom(1) for h in halves if h]
             selector = Atom(term.size // inner)
             selector.link = Sum(tuple(outers))
+            if isinstance(origin, Atom) and isinstance(origin.link, Sum) and selector.size == len(origin.link.parts):
+                origin.coarse = selector
             return selector, Cases(selector, tuple(h[1] for h in halves if h))
         case Cases(selector, children):
             halves = [split(c, inner) for c in children]
