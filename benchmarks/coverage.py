@@ -2,7 +2,8 @@
 
     python -m benchmarks.coverage [--only LIBRARY] [--match TEXT] [--out FOLDER]
 
-Writes a record (coverage.json) and the table of the documentation (coverage.md), both into the folder.
+Writes a record (coverage.json) and the table of the documentation (coverage.md), both into the folder. What is measured
+again replaces its own rows in a record that is there already.
 """
 
 from __future__ import annotations
@@ -160,6 +161,18 @@ def run(libraries: Iterable[str], match: str) -> Iterator[Record]:
                 yield measure(architecture)
 
 
+def write(records: list[Record], folder: Path) -> None:
+    """Bring the record and the page of a folder up to date."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "coverage.json"
+    known = json.loads(path.read_text())["records"] if path.exists() else []
+    rows = {(r["library"], r["name"]): r for r in [*known, *records]}
+    machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    merged = sorted(rows.values(), key=lambda r: (r["library"], r["name"].lower()))
+    path.write_text(json.dumps({"machine": machine, "records": merged}, indent=1) + "\n")
+    (folder / "coverage.md").write_text(markdown(merged, "make coverage", machine))
+
+
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -176,11 +189,7 @@ def main() -> None:
         if chosen := [r for r in records if r["library"] == library]:
             print(f"{library}: {summary(chosen)}")
     if arguments.out:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-        command = "python -m benchmarks.coverage" + (f" --only {arguments.only}" if arguments.only else "")
-        (arguments.out / "coverage.json").write_text(json.dumps(records, indent=1) + "\n")
-        (arguments.out / "coverage.md").write_text(markdown(records, command, machine))
+        write(records, arguments.out)
     if any(r["verdict"] == "WRONG" or r["counted"] not in (None, r.get("groups")) for r in records):
         raise SystemExit("a network is wrong, or its groups are not those counted by hand")
 
