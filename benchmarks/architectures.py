@@ -63,7 +63,6 @@ _TORCHVISION_SIZES = {"inception_v3": 96, "googlenet": 64, "alexnet": 64, "maxvi
 _TORCHVISION_LARGE = {
     "regnet_y_128gf": "645M parameters; the other regnets are the same code",
     "vit_h_14": "632M parameters; vit_l_16 is the same code",
-    "vit_l_16": "",
     "vit_l_32": "304M parameters; vit_l_16 is the same code",
     "convnext_large": "198M parameters; convnext_base is the same code",
 }
@@ -96,19 +95,22 @@ def torchvision_architectures() -> Iterator[Architecture]:
 
 _TIMM = (
     "beit_base_patch16_224", "botnet26t_256", "cait_xxs24_224", "caformer_s18", "coat_lite_tiny", "coatnet_0_rw_224",
-    "convit_tiny", "convmixer_768_32", "convnextv2_atto", "crossvit_9_240", "cspdarknet53", "davit_tiny", "deit3_small_patch16_224",
-    "dla34", "dpn68", "eca_nfnet_l0", "edgenext_xx_small", "efficientformer_l1", "efficientformerv2_s0", "efficientvit_b0",
-    "efficientvit_m0", "ese_vovnet19b_dw", "eva02_tiny_patch14_224", "fastvit_t8", "focalnet_tiny_srf", "gcvit_xxtiny",
-    "ghostnet_100", "gmlp_s16_224", "halonet26t", "hiera_tiny_224", "hrnet_w18_small", "inception_next_atto",
-    "inception_resnet_v2", "lambda_resnet26t", "levit_128s", "maxxvit_rmlp_nano_rw_256", "mixer_s16_224",
-    "mobilenetv4_conv_small", "mobilevit_xxs", "mvitv2_tiny", "nest_tiny", "nf_resnet26", "pit_ti_224", "poolformer_s12",
-    "pvt_v2_b0", "regnetz_b16", "repvgg_a0", "repvit_m1", "res2net50_26w_4s", "resmlp_12_224", "resnest14d", "resnetv2_50",
-    "rexnet_100", "selecsls42b", "sequencer2d_s", "skresnet18", "starnet_s1", "swinv2_tiny_window8_256", "tf_efficientnet_lite0",
-    "tinynet_e", "tnt_s_patch16_224", "twins_pcpvt_small", "visformer_tiny", "vit_small_patch14_dinov2",
-    "vit_base_patch16_siglip_224", "vit_relpos_small_patch16_224", "volo_d1_224", "xception41", "xcit_nano_12_p16_224",
+    "convit_tiny", "convmixer_768_32", "convnextv2_atto", "crossvit_9_240", "cspdarknet53", "davit_tiny",
+    "deit3_small_patch16_224", "dla34", "dpn68", "eca_nfnet_l0", "edgenext_xx_small", "efficientformer_l1",
+    "efficientformerv2_s0", "efficientvit_b0", "efficientvit_m0", "ese_vovnet19b_dw", "eva02_tiny_patch14_224",
+    "fastvit_t8", "focalnet_tiny_srf", "gcvit_xxtiny", "ghostnet_100", "gmlp_s16_224", "halonet26t", "hiera_tiny_224",
+    "hrnet_w18_small", "inception_next_atto", "inception_resnet_v2", "lambda_resnet26t", "levit_128s",
+    "maxxvit_rmlp_nano_rw_256", "mixer_s16_224", "mobilenetv4_conv_small", "mobilevit_xxs", "mvitv2_tiny", "nest_tiny",
+    "nf_resnet26", "pit_ti_224", "poolformer_s12", "pvt_v2_b0", "regnetz_b16", "repvgg_a0", "repvit_m1",
+    "res2net50_26w_4s", "resmlp_12_224", "resnest14d", "resnetv2_50", "rexnet_100", "selecsls42b", "sequencer2d_s",
+    "skresnet18", "starnet_s1", "swinv2_tiny_window8_256", "tf_efficientnet_lite0", "tinynet_e", "tnt_s_patch16_224",
+    "twins_pcpvt_small", "visformer_tiny", "vit_small_patch14_dinov2", "vit_base_patch16_siglip_224",
+    "vit_relpos_small_patch16_224", "volo_d1_224", "xception41", "xcit_nano_12_p16_224",
 )  # fmt: skip
 
 _TIMM_COUNTED = {
+    "beit_base_patch16_224": 1 + 12 * 4,
+    "deit3_small_patch16_224": 1 + 12 * 4,
     "mixer_s16_224": 1 + 8 * 2,  # stream; inside of the token MLP and of the channel MLP in each block
     "convmixer_768_32": 1 + 32,  # every pointwise convolution makes a new width, every depthwise one keeps it
 }
@@ -130,10 +132,10 @@ def timm_architectures() -> Iterator[Architecture]:
 
 
 _TIMM_SMALL = {
-    "convmixer_768_32", "convnextv2_atto", "cspdarknet53", "dla34", "dpn68", "eca_nfnet_l0", "ese_vovnet19b_dw", "ghostnet_100",
-    "hrnet_w18_small", "mobilenetv4_conv_small", "nf_resnet26", "poolformer_s12", "regnetz_b16", "repvgg_a0", "repvit_m1",
-    "res2net50_26w_4s", "resnest14d", "resnetv2_50", "rexnet_100", "skresnet18", "starnet_s1", "tf_efficientnet_lite0",
-    "tinynet_e",
+    "convmixer_768_32", "convnextv2_atto", "cspdarknet53", "dla34", "dpn68", "eca_nfnet_l0", "ese_vovnet19b_dw",
+    "ghostnet_100", "hrnet_w18_small", "mobilenetv4_conv_small", "nf_resnet26", "poolformer_s12", "regnetz_b16",
+    "repvgg_a0", "repvit_m1", "res2net50_26w_4s", "resnest14d", "resnetv2_50", "rexnet_100", "skresnet18", "starnet_s1",
+    "tf_efficientnet_lite0", "tinynet_e",
 }  # fmt: skip
 
 
@@ -234,14 +236,16 @@ _TRANSFORMERS: dict[str, tuple[str, dict[str, Any], Callable[[], dict[str, Tenso
         _ids,
         None,
     ),
-    # encoder and decoder streams share one embedding; a block of the decoder has two attentions
+    # Encoder and decoder share one embedding, so one stream; a block of the decoder has two attentions. Units of 6
+    # attentions, 4 MLPs; one table of positions for all blocks ties the heads of the encoder, and those of the decoder's
+    # self-attentions, but not those of its 2 cross-attentions.
     "T5": (
         "T5ForConditionalGeneration",
         {"vocab_size": 32, "d_model": 48, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_heads": 6, **_IDS},
         _pair,
-        None,
+        1 + 6 * 2 + 4 + (1 + 1 + 2),
     ),
-    "BART": ("BartForConditionalGeneration", {**_BOTH, "max_position_embeddings": 16}, _pair, None),
+    "BART": ("BartForConditionalGeneration", {**_BOTH, "max_position_embeddings": 16}, _pair, 1 + 6 * 3 + 4),
     "ViT": ("ViTForImageClassification", _IMAGE, _pixels, 1 + 2 * 4),
     "DeiT": ("DeiTForImageClassification", _IMAGE, _pixels, 1 + 2 * 4),
     "Swin": (
@@ -261,7 +265,7 @@ _TRANSFORMERS: dict[str, tuple[str, dict[str, Any], Callable[[], dict[str, Tenso
         "WhisperForConditionalGeneration",
         {**_BOTH, "num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 16},
         _sound,
-        None,
+        3 + 6 * 3 + 4,  # first convolution, two streams
     ),
     "Wav2Vec2": (
         "Wav2Vec2ForCTC",
@@ -271,7 +275,12 @@ _TRANSFORMERS: dict[str, tuple[str, dict[str, Any], Callable[[], dict[str, Tenso
         lambda: {"input_values": torch.rand(2, 400)},
         None,
     ),
-    "Mamba": ("MambaForCausalLM", {"vocab_size": 32, "hidden_size": 48, "num_hidden_layers": 2, "state_size": 4}, _ids, None),
+    "Mamba": (
+        "MambaForCausalLM",
+        {"vocab_size": 32, "hidden_size": 48, "num_hidden_layers": 2, "state_size": 4},
+        _ids,
+        None,
+    ),
 }
 
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.architectures import LIBRARIES, Architecture
 from torch import Tensor
 
-from benchmarks.architectures import LIBRARIES, Architecture
 from onebasin.structure import Symmetry
 from onebasin.tracing import trace_calls
 from onebasin.tracing.graph import read_calls
@@ -102,7 +102,17 @@ def row(record: Record) -> list[str]:
     ]
 
 
-HEADER = ["architecture", "parameters (M)", "trace (s)", "verify (s)", "groups", "free", "error", "verdict", "pinned, and why"]
+HEADER = [
+    "architecture",
+    "parameters (M)",
+    "trace (s)",
+    "verify (s)",
+    "groups",
+    "free",
+    "error",
+    "verdict",
+    "pinned, and why",
+]
 
 
 def _short(text: str, length: int = 90) -> str:

@@ -45,3 +45,7 @@ def image(channels: int = 3, size: int = 8) -> Callable[[], Tensor]:
 
 def tokens(vocabulary: int = 10) -> Callable[[], Tensor]:
     return lambda: torch.arange(6).view(2, 3) % vocabulary
+
+
+def sequence(width: int = 4, length: int = 5) -> Callable[[], Tensor]:
+    return lambda: torch.randn(2, length, width)

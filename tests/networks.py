@@ -5,8 +5,9 @@ A group is written as its size, a family as "size[sizes of its parents]"; an ast
 
 import torch
 import torch.nn.functional as F
+from attention_networks import ATTENTION
 from cases import Case, Fn, flat, image, tokens, weight
-from structured_networks import STRUCTURED
+from structured_networks import GROUPING, RECURRENCE
 from torch import nn
 
 
@@ -486,6 +487,8 @@ CASES: dict[str, Case] = {
         lambda: torch.randn(2, 5, 4),
         ["12", "12", "3", "4[3]", "4[3]"],
     ),
-    # attention, recurrence, grouping: a file of their own
-    **STRUCTURED,
+    # files of their own
+    **ATTENTION,
+    **RECURRENCE,
+    **GROUPING,
 }

@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -141,7 +141,7 @@ def _inline_regions(module: torch.fx.GraphModule) -> None:
             continue
         operands = dict(zip((n for n in inner if n.op == "placeholder"), node.args[place + 1 :], strict=True))
         with module.graph.inserting_before(node):
-            results = module.graph.graph_copy(body.graph, operands)
+            results = cast(tuple[Any, ...], module.graph.graph_copy(body.graph, operands))
         for user in list(node.users):
             user.replace_all_uses_with(results[user.args[1]])
             module.graph.erase_node(user)

@@ -19,7 +19,17 @@ from onebasin.tracing.rules.normalization import STATISTICS
 from onebasin.tracing.walk import Rule
 
 RULES: dict[str, Rule] = {}
-for family in (contraction, convolution, normalization, elementwise, reduction, rearrangement, indexing, attention, recurrent):
+for family in (
+    contraction,
+    convolution,
+    normalization,
+    elementwise,
+    reduction,
+    rearrangement,
+    indexing,
+    attention,
+    recurrent,
+):
     RULES.update(family.RULES)
 
 __all__ = ["RULES", "STATISTICS", "pointwise"]
