@@ -1,6 +1,6 @@
 """Which real architectures are traced, how much of each is free, and whether it is right.
 
-    python -m benchmarks.coverage [--only LIBRARY] [--match TEXT] [--out FOLDER]
+    python -m benchmarks.coverage [--only LIBRARY] [--match TEXT] [--peer FILE] [--out FOLDER]
 
 Writes a record (coverage.json) and the table of the documentation (coverage.md), both into the folder. What is measured
 again replaces its own rows in a record that is there already.
@@ -126,8 +126,11 @@ def markdown(records: list[Record], command: str, machine: str) -> str:
     for library in LIBRARIES:
         rows = [r for r in records if r["library"] == library]
         if rows:
-            lines += [f"## {library}", "", summary(rows), "", _cells(HEADER), _cells(["---"] * len(HEADER))]
-            lines += [*(_cells(row(r)) for r in rows), ""]
+            peer = any("peer" in r for r in rows)
+            header = [*HEADER, "`rebasin` 0.0.47"] if peer else HEADER
+            lines += [f"## {library}", "", summary(rows), "", _cells(header), _cells(["---"] * len(header))]
+            lines += [_cells([*row(r), r.get("peer", "")] if peer else row(r)) for r in rows]
+            lines.append("")
     return "\n".join(lines)
 
 
@@ -160,6 +163,7 @@ Real architectures, traced without weights of their own. Made by `{command}`, on
 - *error*: the largest relative difference that a random permutation makes to the output, on random weights in float64.
 - *verdict*: `right` is below 1e-9. `WRONG` must not occur.
 - *pinned*: axes of parameters that cannot move and are neither model input nor output, by reason.
+- *`rebasin`*: the same oracle on that package, by `python -m benchmarks.peer_rebasin` in a venv of its own.
 """
 
 
@@ -171,16 +175,25 @@ def run(libraries: Iterable[str], match: str) -> Iterator[Record]:
                 yield measure(architecture)
 
 
-def write(records: list[Record], folder: Path) -> None:
+def write(records: list[Record], folder: Path, peer: dict[str, str]) -> None:
     """Bring the record and the page of a folder up to date."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "coverage.json"
     known = json.loads(path.read_text())["records"] if path.exists() else []
-    rows = {(r["library"], r["name"]): r for r in [*known, *records]}
+    rows = {(r["library"], r["name"]): r for r in known}
+    for r in records:
+        rows[r["library"], r["name"]] = {**_peer_of(rows.get((r["library"], r["name"]), {})), **r}
+    for name, verdict in peer.items():
+        if ("torchvision", name) in rows:
+            rows["torchvision", name]["peer"] = verdict
     machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     merged = sorted(rows.values(), key=lambda r: (r["library"], r["name"].lower()))
     path.write_text(json.dumps({"machine": machine, "records": merged}, indent=1) + "\n")
     (folder / "coverage.md").write_text(markdown(merged, "make coverage", machine))
+
+
+def _peer_of(record: Record) -> Record:
+    return {"peer": record["peer"]} if "peer" in record else {}
 
 
 def main() -> None:
@@ -188,6 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=LIBRARIES, help="one library")
     parser.add_argument("--match", default="", help="only names that contain this")
+    parser.add_argument("--peer", type=Path, help="verdicts on a peer, as benchmarks.peer_rebasin writes them")
     parser.add_argument("--out", type=Path, help="folder for coverage.json and coverage.md")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -199,7 +213,7 @@ def main() -> None:
         if chosen := [r for r in records if r["library"] == library]:
             print(f"{library}: {summary(chosen)}")
     if arguments.out:
-        write(records, arguments.out)
+        write(records, arguments.out, json.loads(arguments.peer.read_text()) if arguments.peer else {})
     if any(r["verdict"] == "WRONG" or r["counted"] not in (None, r.get("groups")) for r in records):
         raise SystemExit("a network is wrong, or its groups are not those counted by hand")
 

@@ -159,6 +159,8 @@ def _mutates(graph: torch.fx.Graph) -> bool:
         schema = getattr(node.target, "_schema", None)
         if node.op != "call_function" or schema is None or not schema.is_mutable:
             continue
+        if schema.name == "aten::dropout_" and node.args[2] is False:  # writes nothing
+            continue
         target = node.args[0]
         if not (isinstance(target, torch.fx.Node) and target.op == "call_function"):
             return True
