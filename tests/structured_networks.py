@@ -83,6 +83,24 @@ def shuffle_unit(m, x):
     return m.head(x)
 
 
+def shuffle_units(m, x):
+    """Two such units: what the first interleaved, the second cuts."""
+    x = torch.relu(m.stem(x))
+    batch, channels, height, width = x.shape
+    for branch in m.branches:
+        kept, changed = x.chunk(2, 1)
+        x = torch.cat([kept, torch.relu(branch(changed))], 1)
+        x = x.view(batch, 2, channels // 2, height, width).transpose(1, 2).reshape(batch, channels, height, width)
+    return m.head(x)
+
+
+def windows(m, x):
+    """Columns of windows, changed and put back; windows along one axis."""
+    columns = F.unfold(m.a(x), 2, stride=2) * 2
+    x = F.fold(m.b(columns.mT).mT, (8, 8), 2, stride=2)
+    return m.c(x.unfold(2, 4, 2).sum(-1))
+
+
 def experts(m, x):
     x = m.embed(x)
     gate = torch.softmax(m.gate(x), -1)
@@ -143,6 +161,24 @@ GROUPING: dict[str, Case] = {
         lambda: Fn(shuffle_unit, stem=nn.Conv2d(3, 8, 1), branch=nn.Conv2d(4, 4, 1), head=nn.Conv2d(8, 2, 1)),
         image(),
         ["4", "4"],  # what passed by and the branch's result are interleaved, and so permuted alike
+    ),
+    # Of 8 channels the first unit keeps 4 and makes 4 (a, b). Interleaved, their halves go different ways, a1 with b1 and
+    # a2 with b2: two pairs that are ordered alike. The second unit interleaves a1, b1 with what it makes of a2, b2.
+    "shuffle units": Case(
+        lambda: Fn(
+            shuffle_units,
+            stem=nn.Conv2d(3, 8, 1),
+            branches=nn.ModuleList([nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)]),
+            head=nn.Conv2d(8, 2, 1),
+        ),
+        image(),
+        ["2", "2", "4"],
+    ),
+    "windows of an image": Case(
+        lambda: Fn(windows, a=nn.Conv2d(3, 5, 1), b=nn.Linear(20, 24), c=nn.Conv2d(6, 2, 1)), image(), ["5", "6"]
+    ),
+    "a slice with an odd step": Case(
+        lambda: Fn(lambda m, x: m.b(m.a(x)[:, :, ::3, ::3]), a=nn.Conv2d(3, 6, 1), b=nn.Conv2d(6, 2, 1)), image(), ["6"]
     ),
     "pixel shuffle after a conv": Case(
         lambda: nn.Sequential(

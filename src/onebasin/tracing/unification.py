@@ -254,7 +254,7 @@ def _cut_product(term: Product, children: tuple[Unknown, ...], marks: list[int])
     first, rest = children[0], children[1:]
     block = term.size // first.size
     blocks = sorted({b for m in marks for b in (m // block, -(-m // block))})
-    if isinstance(first, Same):
+    if isinstance(first, (Same, Cases)):  # the cases of an inner factor are cut alike
         spread = Sum(tuple(Product((piece, *rest)) for piece in cut(first, blocks)))
     elif isinstance(first, Atom):
         cut(first, blocks)

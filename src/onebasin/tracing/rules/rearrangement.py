@@ -178,7 +178,9 @@ def slice_(trace: Trace, a: dict[str, Any]) -> Axes:
     if step == 1:
         return axes if (start, end) == (0, extent) else narrow(axes, dim, start, end - start)
     if extent % step or start >= step or end != extent:
-        raise ValueError("a slice whose step does not divide the axis")
+        reason = "sliced with a step that does not divide it"
+        trace.pin(axes[dim], reason=reason)
+        return (*axes[:dim], trace.pinned(_shape(a)[dim], reason), *axes[dim + 1 :])
     outer, inner = trace.split(axes[dim], step)
     split_axes = (*axes[:dim], outer, inner, *axes[dim + 1 :])
     piece = narrow(split_axes, dim + 1, start, 1)
@@ -247,7 +249,7 @@ RULES: dict[str, Rule] = {
     "slice_scatter": slice_scatter,
     "select_scatter": select_scatter,
     **dict.fromkeys(
-        ("zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones",
+        ("zero", "zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones",
          "new_full", "new_empty", "scalar_tensor"),
         constant,
     ),
