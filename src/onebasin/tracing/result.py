@@ -61,7 +61,8 @@ def _settle(trace: Trace) -> None:
         cases = [c for axes in trace.state.values() for axis in axes for c in _cases(resolve(axis))]
         if not cases:
             return
-        reduce(lambda a, b: join(a, b, _INTERLEAVED), cases[0].parts)
+        for case in cases:
+            reduce(lambda a, b: join(a, b, _INTERLEAVED), case.parts)
 
 
 def _cases(term: Unknown) -> Iterable[Cases]:
