@@ -63,8 +63,6 @@ _TORCHVISION_SIZES = {"inception_v3": 96, "googlenet": 64, "alexnet": 64, "maxvi
 _TORCHVISION_LARGE = {
     "regnet_y_128gf": "645M parameters; the other regnets are the same code",
     "vit_h_14": "632M parameters; vit_l_16 is the same code",
-    "vit_l_32": "304M parameters; vit_l_16 is the same code",
-    "convnext_large": "198M parameters; convnext_base is the same code",
 }
 
 

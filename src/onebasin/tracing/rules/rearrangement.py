@@ -249,8 +249,8 @@ RULES: dict[str, Rule] = {
     "slice_scatter": slice_scatter,
     "select_scatter": select_scatter,
     **dict.fromkeys(
-        ("zero", "zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones",
-         "new_full", "new_empty", "scalar_tensor"),
+        ("zero", "zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros",
+         "new_ones", "new_full", "new_empty", "scalar_tensor"),
         constant,
     ),
 }  # fmt: skip
