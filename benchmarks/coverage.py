@@ -194,7 +194,8 @@ def write(records: list[Record], folder: Path, peer: dict[str, str]) -> None:
     for name, verdict in peer.items():
         if ("torchvision", name) in rows:
             rows["torchvision", name]["peer"] = verdict
-    machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    threads = torch.get_num_threads()
+    machine = f"{platform.machine()}, {threads} thread{'s' if threads > 1 else ''}, torch {torch.__version__}"
     merged = sorted(rows.values(), key=lambda r: (r["library"], r["name"].lower()))
     path.write_text(json.dumps({"machine": machine, "records": merged}, indent=1) + "\n")
     (folder / "coverage.md").write_text(markdown(merged, "make coverage", machine))
