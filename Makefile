@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: install demo test check bench clean
+.PHONY: install demo test check bench coverage clean
 
 install: .venv/installed
 
@@ -27,5 +27,15 @@ check: install
 bench: install
 	$(PY) -m benchmarks.apply
 
+# A venv of its own: the architectures need libraries that nothing else does.
+coverage: .venv-coverage/installed
+	.venv-coverage/bin/python -m benchmarks.coverage --out docs
+
+.venv-coverage/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-coverage
+	.venv-coverage/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch torchvision
+	.venv-coverage/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[hf,timm]'
+	touch $@
+
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-coverage

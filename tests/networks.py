@@ -3,52 +3,12 @@
 A group is written as its size, a family as "size[sizes of its parents]"; an asterisk marks a parent that is fixed.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
-
-@dataclass(frozen=True)
-class Case:
-    make: Callable[[], nn.Module]
-    inputs: Callable[[], Any]
-    groups: list[str]
-
-
-class Fn(nn.Module):
-    """Modules by name, and a forward that uses them."""
-
-    def __init__(self, forward: Callable[..., Any], **members: Any):
-        super().__init__()
-        for name, member in members.items():
-            if isinstance(member, Tensor) and not isinstance(member, nn.Parameter):
-                self.register_buffer(name, member)
-            else:
-                setattr(self, name, member)
-        self._forward = forward
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._forward(self, *args, **kwargs)
-
-
-def weight(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.randn(shape))
-
-
-def flat(width: int = 4) -> Callable[[], Tensor]:
-    return lambda: torch.randn(3, width)
-
-
-def image(channels: int = 3, size: int = 8) -> Callable[[], Tensor]:
-    return lambda: torch.randn(2, channels, size, size)
-
-
-def tokens(vocabulary: int = 10) -> Callable[[], Tensor]:
-    return lambda: torch.arange(6).view(2, 3) % vocabulary
+from attention_networks import ATTENTION
+from cases import Case, Fn, flat, image, tokens, weight
+from structured_networks import GROUPING, RECURRENCE
+from torch import nn
 
 
 def mlp(activation: type[nn.Module] = nn.Tanh, bias: bool = True) -> nn.Module:
@@ -527,4 +487,8 @@ CASES: dict[str, Case] = {
         lambda: torch.randn(2, 5, 4),
         ["12", "12", "3", "4[3]", "4[3]"],
     ),
+    # files of their own
+    **ATTENTION,
+    **RECURRENCE,
+    **GROUPING,
 }

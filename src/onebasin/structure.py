@@ -57,7 +57,10 @@ class Pin:
 
 @dataclass(frozen=True)
 class Site:
-    """Where groups live in the activations: the output of a module, at its `call`-th use, with this layout."""
+    """Where groups live in the activations: the output of a module, at its `call`-th use, with this layout.
+
+    A recurrent layer returns several tensors: the first one is meant.
+    """
 
     module: str
     call: int

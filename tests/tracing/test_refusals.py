@@ -98,6 +98,17 @@ def test_verification_names_the_group_to_blame():
         wrong.verify(model, inputs)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_small_groups_are_not_right_by_chance(seed):
+    """Half of all permutations of two units are the identity."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
+    axes = {"0.weight": "a i", "0.bias": "a", "2.weight": "b a", "2.bias": "b", "4.weight": "o a", "4.bias": "o"}
+    wrong = ob.Symmetry.from_axes(axes, free=["a", "b"])
+    with pytest.raises(ValueError, match="permuting changes the function"):
+        wrong.verify(model, torch.rand(5, 3))
+
+
 def test_several_calls_meet_in_one_symmetry():
     class Two(nn.Module):
         def __init__(self):

@@ -95,7 +95,7 @@ def test_sites_are_where_groups_live(case):
         counter: list[int] = []
 
         def hook(module, args, output, path=path, counter=counter):
-            seen.setdefault((path, len(counter)), []).append(output)
+            seen.setdefault((path, len(counter)), []).append(output[0] if isinstance(output, tuple) else output)
             counter.append(1)
 
         handles.append((model.get_submodule(path).register_forward_hook(hook), counter))

@@ -26,6 +26,25 @@ NETWORKS = {
 }
 
 
+# An attention has heads, query-key units and value units; a grouped convolution groups, and channels inside and out.
+NESTED = {
+    "vit_b_16": 1 + 12 * 4,  # stream; an attention and the inside of the MLP in each block
+    "swin_t": 4 + 12 * 4,  # four streams
+    "resnext50_32x4d": 5 + 16 * 3,  # stem, stages; a grouped convolution in each block
+    "regnet_y_400mf": 5 + 16 * 4,  # the inside of squeeze and excitation, too
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_structure_inside_is_found(name):
+    size = {"image_size": 32} if name.startswith("vit") else {}
+    model = getattr(models, name)(weights=None, **size)
+    symmetry = ob.symmetry(model, torch.rand(1, 3, 32, 32))
+    assert symmetry.num_free == symmetry.num_hidden
+    assert len(symmetry.groups) == NESTED[name]
+    assert any(group.parents for group in symmetry.groups.values())
+
+
 @pytest.fixture(params=NETWORKS)
 def name(request):
     return request.param

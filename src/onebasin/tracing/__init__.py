@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from onebasin.state import find_ties, read_state
 from onebasin.structure import Symmetry
-from onebasin.tracing.graph import export, read_calls
+from onebasin.tracing.graph import Call, Program, export, read_calls
 from onebasin.tracing.result import build
 from onebasin.tracing.rules import RULES, STATISTICS, pointwise
 from onebasin.tracing.verification import verify_programs
@@ -38,6 +39,15 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True) -> Symm
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
     calls = read_calls(example_inputs)
+    result, programs = trace_calls(model, calls)
+    state = {key: value for key, value in read_state(model).items() if isinstance(value, Tensor)}
+    if verify and not any(value.is_meta for value in state.values()):
+        verify_programs(result, programs, calls, state)
+    return result
+
+
+def trace_calls(model: nn.Module, calls: Sequence[Call]) -> tuple[Symmetry, list[Program]]:
+    """The symmetry of a model under these calls, not verified, and what was exported to find it."""
     ties = find_ties(model)
     aliases = {key: keys[0] for keys in ties for key in keys}
     programs = [export(model, call) for call in calls]
@@ -46,7 +56,4 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True) -> Symm
     for program in programs:
         walker.run(program)
     state = {key: value for key, value in read_state(model).items() if isinstance(value, Tensor)}
-    result = build(trace, model, state, ties)
-    if verify and not any(value.is_meta for value in state.values()):
-        verify_programs(result, programs, calls, state)
-    return result
+    return build(trace, model, state, ties), programs

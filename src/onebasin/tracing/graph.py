@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -80,15 +80,17 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the exporter's warnings and logs about its own internals to itself: what matters comes as an exception."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    was_disabled = logger.disabled
-    logger.disabled = True
+    loggers = [logging.getLogger(f"torch.{name}") for name in ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes")]
+    were_disabled = [logger.disabled for logger in loggers]
     try:
+        for logger in loggers:
+            logger.disabled = True
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.disabled = was_disabled
+        for logger, was_disabled in zip(loggers, were_disabled, strict=True):
+            logger.disabled = was_disabled
 
 
 def export(model: nn.Module, call: Call) -> Program:
@@ -100,6 +102,7 @@ def export(model: nn.Module, call: Call) -> Program:
     try:
         with evaluation_mode(model), _quiet():
             exported = torch.export.export(model, call.args, call.kwargs, strict=False)
+            _inline_regions(exported.graph_module)
             if _mutates(exported.graph):
                 exported = exported.run_decompositions({})
     except Exception as error:
@@ -119,6 +122,33 @@ def export(model: nn.Module, call: Call) -> Program:
     return Program(exported, inputs)
 
 
+_REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
+
+
+def _inline_regions(module: torch.fx.GraphModule) -> None:
+    """Put the operations of regions without gradients, or in other precision, where the region is called.
+
+    Neither setting changes which axes move together, and verification promotes everything to float64 anyway.
+    """
+    for node in list(module.graph.nodes):
+        if node.op != "call_function" or getattr(node.target, "__name__", "") not in _REGIONS:
+            continue
+        place = next(i for i, arg in enumerate(node.args) if isinstance(arg, torch.fx.Node) and arg.op == "get_attr")
+        body = getattr(module, node.args[place].target)
+        _inline_regions(body)
+        inner = body.graph.nodes
+        if any(n.op == "get_attr" for n in inner):
+            continue
+        operands = dict(zip((n for n in inner if n.op == "placeholder"), node.args[place + 1 :], strict=True))
+        with module.graph.inserting_before(node):
+            results = cast(tuple[Any, ...], module.graph.graph_copy(body.graph, operands))
+        for user in list(node.users):
+            user.replace_all_uses_with(results[user.args[1]])
+            module.graph.erase_node(user)
+        module.graph.erase_node(node)
+    module.recompile()
+
+
 def _mutates(graph: torch.fx.Graph) -> bool:
     """Whether some in-place operation may be seen through another name.
 
@@ -128,6 +158,8 @@ def _mutates(graph: torch.fx.Graph) -> bool:
     for node in graph.nodes:
         schema = getattr(node.target, "_schema", None)
         if node.op != "call_function" or schema is None or not schema.is_mutable:
+            continue
+        if schema.name == "aten::dropout_" and node.args[2] is False:  # writes nothing
             continue
         target = node.args[0]
         if not (isinstance(target, torch.fx.Node) and target.op == "call_function"):

@@ -61,7 +61,8 @@ def _settle(trace: Trace) -> None:
         cases = [c for axes in trace.state.values() for axis in axes for c in _cases(resolve(axis))]
         if not cases:
             return
-        reduce(lambda a, b: join(a, b, _INTERLEAVED), cases[0].parts)
+        for case in cases:
+            reduce(lambda a, b: join(a, b, _INTERLEAVED), case.parts)
 
 
 def _cases(term: Unknown) -> Iterable[Cases]:
@@ -135,10 +136,17 @@ def _count_units(trace: Trace) -> tuple[int, int]:
     outputs = {atom for term in trace.outputs for atom in leaves(term)}
     hidden = movable = 0
     for term in trace.units.values():
-        if not outputs.intersection(leaves(term)):
-            hidden += term.size
-            movable += round(term.size * _free_share(resolve(term)))
+        hidden += term.size - _num_outputs(resolve(term), outputs)
+        movable += round(term.size * _free_share(resolve(term)))
     return hidden, movable
+
+
+def _num_outputs(term: Unknown, outputs: set[Atom]) -> int:
+    """How many positions are a model output: in a product, all of whose factors are."""
+    match term:
+        case Sum(children):
+            return sum(_num_outputs(c, outputs) for c in children)
+    return term.size if outputs.issuperset(leaves(term)) else 0
 
 
 def _free_share(term: Unknown) -> float:
@@ -158,10 +166,12 @@ def _free_share(term: Unknown) -> float:
 def _sites(
     trace: Trace, model: nn.Module, names: Mapping[Atom, str], groups: Mapping[str, Group]
 ) -> dict[str, tuple[Site, ...]]:
-    leaf_modules = {path for path, module in model.named_modules() if path and not any(module.children())}
+    leaf_modules = {path: module for path, module in model.named_modules() if path and not any(module.children())}
     found: dict[str, list[Site]] = {name: [] for name in groups}
-    for path, call, axes in trace.modules:
-        if path not in leaf_modules or any(True for axis in axes for _ in _unnamed(resolve(axis), names)):
+    for path, call, axes, several in trace.modules:
+        if path not in leaf_modules or several != isinstance(leaf_modules[path], (nn.RNNBase, nn.LSTMCell)):
+            continue
+        if any(True for axis in axes for _ in _unnamed(resolve(axis), names)):
             continue
         layout = tuple(_convert(axis, names) for axis in axes)
         for name in sorted(names_in(layout) & groups.keys()):

@@ -12,7 +12,7 @@ from functools import reduce
 
 from onebasin.layout import Product, Sum
 from onebasin.structure import Pin
-from onebasin.tracing.terms import Atom, Axes, Cases, Unknown, head, identity, parents_of, resolve, restrict, selects
+from onebasin.tracing.terms import Atom, Axes, Cases, Unknown, forms, head, identity, parents_of, resolve, restrict, selects
 from onebasin.tracing.unification import join
 
 _NOT_ALIGNED = Pin("segments of an axis are treated alike")
@@ -83,7 +83,7 @@ def enforce(axes: Axes) -> bool:
     changed = False
     for found, context, beside in list(_walk(axes)):
         if isinstance(found, Cases):
-            if identity(resolve(found.selector)) not in beside:
+            if forms(found.selector).isdisjoint(beside):
                 reduce(lambda a, b: join(a, b, _NOT_ALIGNED), found.parts)
                 return True
         elif found.link is None and found.parents is None and not context:

@@ -23,15 +23,20 @@ _births = itertools.count()
 
 
 class Atom:
-    """An unknown extent. `link` is what it turned out to be, `pin` why it cannot move."""
+    """An unknown extent. `link` is what it turned out to be, `pin` why it cannot move.
 
-    __slots__ = ("birth", "link", "parents", "pin", "size")
+    An atom that was cut may be split later so that its outer factor has one entry for each segment: that is its `coarse`
+    form, which tells the same segments apart.
+    """
+
+    __slots__ = ("birth", "coarse", "link", "parents", "pin", "size")
 
     def __init__(self, size: int, parents: frozenset[Atom] | None = None, pin: Pin | None = None):
         self.size = size
         self.parents = frozenset() if pin else parents
         self.pin = pin
         self.link: Unknown | None = None
+        self.coarse: Atom | None = None
         self.birth = next(_births)
 
     def __repr__(self) -> str:
@@ -149,8 +154,17 @@ def selects(term: Unknown, selector: Atom) -> bool:
 
 
 def same_selector(first: Atom, second: Atom) -> bool:
-    """Whether two cut atoms were cut alike and joined since."""
-    return first is second or identity(resolve(first)) == identity(resolve(second))
+    """Whether two cut atoms tell the same segments apart: cut alike and joined since, or one a coarse form of the other."""
+    return first is second or not forms(first).isdisjoint(forms(second))
+
+
+def forms(selector: Atom) -> set[tuple]:
+    """What a cut atom and its coarse forms look like now."""
+    found = {identity(resolve(selector))}
+    while selector.coarse is not None:
+        selector = selector.coarse
+        found.add(identity(resolve(selector)))
+    return found
 
 
 def restrict(term: Unknown, selector: Atom, part: int) -> Unknown:

@@ -82,13 +82,12 @@ def _merge(kept: Atom, gone: Atom) -> Atom:
 
 
 def _bind(atom: Atom, term: Unknown, why: Pin) -> Unknown:
-    if atom.pin:
-        pin(term, atom.pin)
-        return resolve(term)
     if isinstance(term, Cases):  # the atom is no child of the selector, so all cases are one
         return join(atom, reduce(lambda a, b: join(a, b, why), term.parts), why)
     term = _solid(term)
-    if atom.parents is not None:
+    if atom.pin:
+        pin(term, atom.pin)
+    elif atom.parents is not None:
         allowed = parents_of(atom)
         _limit(term, allowed, allowed.union(leaves(term)))
     atom.link = term
@@ -104,6 +103,8 @@ def _solid(term: Unknown) -> Unknown:
             return Product(tuple(map(_solid, children)))
         case Sum(children):
             return Sum(tuple(map(_solid, children)))
+        case Cases(selector, children):
+            return Cases(selector, tuple(map(_solid, children)))
     return term
 
 
@@ -148,9 +149,10 @@ def _join_products(first: Unknown, second: Unknown, why: Pin) -> Unknown:
         pairs.append((a, b))
     else:
         return resolve(Product(tuple(join_all(pairs[::-1], why))))
-    pin(first, why)
+    result = _solid(first)  # where one of them is constant the other need not be
+    pin(result, why)
     pin(second, why)
-    return resolve(first)
+    return resolve(result)
 
 
 def _boundaries(term: Unknown) -> Sequence[int]:
@@ -161,7 +163,7 @@ def _boundaries(term: Unknown) -> Sequence[int]:
 
 def split(term: Unknown, inner: int) -> tuple[Unknown, Unknown] | None:
     """A term as a product (outer, inner) with the given inner extent; None if its structure does not allow that."""
-    term = resolve(term)
+    origin, term = head(term), resolve(term)
     if inner == 1 or inner == term.size:
         return (term, ONE) if inner == 1 else (ONE, term)
     if term.size % inner:
@@ -183,6 +185,8 @@ def split(term: Unknown, inner: int) -> tuple[Unknown, Unknown] | None:
             outers = [h[0] if h[0].size > 1 else Atom(1) for h in halves if h]
             selector = Atom(term.size // inner)
             selector.link = Sum(tuple(outers))
+            if isinstance(origin, Atom) and isinstance(origin.link, Sum) and selector.size == len(origin.link.parts):
+                origin.coarse = selector
             return selector, Cases(selector, tuple(h[1] for h in halves if h))
         case Cases(selector, children):
             halves = [split(c, inner) for c in children]
@@ -250,7 +254,7 @@ def _cut_product(term: Product, children: tuple[Unknown, ...], marks: list[int])
     first, rest = children[0], children[1:]
     block = term.size // first.size
     blocks = sorted({b for m in marks for b in (m // block, -(-m // block))})
-    if isinstance(first, Same):
+    if isinstance(first, (Same, Cases)):  # the cases of an inner factor are cut alike
         spread = Sum(tuple(Product((piece, *rest)) for piece in cut(first, blocks)))
     elif isinstance(first, Atom):
         cut(first, blocks)

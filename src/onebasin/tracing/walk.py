@@ -31,7 +31,7 @@ class Trace:
         self.scopes: list[Axes] = []
         self.units: dict[tuple[str, ...], Unknown] = {}
         self.outputs: list[Unknown] = []
-        self.modules: list[tuple[str, int, Axes]] = []
+        self.modules: list[tuple[str, int, Axes, bool]] = []
         self.why = Pin("model input")
 
     def pin(self, *axes: Unknown, reason: str = "") -> None:
@@ -195,46 +195,49 @@ class Walker:
 
     def _count_units(self, node: Node, operands: list[Node], static: set[Node], values: dict[Node, Any]) -> None:
         """Note the output channels of an operation between an activation and weights."""
-        weights = {a for n in operands if n in static for axes in _tensors(values[n]) for t in axes for a in leaves(t)}
-        if not weights or _operation(node).removesuffix("_") not in WEIGHT_OPERATIONS:
-            return
-        inputs = {a for n in operands if n not in static for axes in _tensors(values[n]) for t in axes for a in leaves(t)}
         names = tuple(n.name for n in operands if n in static)
-        for axes in _tensors(values[node]):
-            for number, term in enumerate(axes):
-                found = set(leaves(term))
-                if found and found <= weights and not found & inputs:
-                    self.trace.units[(*names, str(number))] = term
+        if not names or _operation(node) not in WEIGHT_OPERATIONS:
+            return
+        weights = {a for n in operands if n in static for axes in _tensors(values[n]) for t in axes for a in leaves(t)}
+        inputs = {a for n in operands if n not in static for axes in _tensors(values[n]) for t in axes for a in leaves(t)}
+        for number, term in enumerate(values[node]):
+            found = set(leaves(term))
+            if found and found <= weights and not found & inputs:
+                self.trace.units[(*names, str(number))] = term
 
 
-WEIGHT_OPERATIONS = {
-    "linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d", "conv3d", "convolution",
-    "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "lstm", "gru", "rnn_tanh", "rnn_relu",
-}  # fmt: skip
+WEIGHT_OPERATIONS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum"}
+"""Operations whose output channels are told from their operands; rules of others note them in `Trace.units`."""
 
 
 class _ModuleCalls:
-    """Notes the result of every call of a leaf module: the last operation that ran inside it."""
+    """Notes the result of every call of a leaf module: the last operation that ran inside it.
+
+    Where that operation has several results (a recurrent layer) the first is noted, with a mark.
+    """
 
     def __init__(self, trace: Trace):
         self.trace = trace
         self.counts: dict[str, int] = {}
-        self.current: tuple[str, str, Any] | None = None
+        self.current: tuple[str, str, Any, bool] | None = None
 
     def saw(self, node: Node, value: Any) -> None:
         stack = list((node.meta.get("nn_module_stack") or {}).items())
         unique, path = (stack[-1][0], stack[-1][1][0]) if stack else ("", "")
-        if self.current and (self.current[0], self.current[1]) != (unique, path):
+        if self.current and self.current[:2] != (unique, path):
             self.finish()
-        self.current = (unique, path, value)
+        if isinstance(value, list):
+            self.current = (unique, path, value[0], True)
+        elif _operation(node) != "getitem":
+            self.current = (unique, path, value, False)
 
     def finish(self) -> None:
         if self.current:
-            _, path, value = self.current
+            _, path, value, several = self.current
             call = self.counts.get(path, 0)
             self.counts[path] = call + 1
             if isinstance(value, tuple):
-                self.trace.modules.append((path, call, value))
+                self.trace.modules.append((path, call, value, several))
         self.current = None
 
 

@@ -4,12 +4,14 @@ An operation that is not in the table, and is not tagged as elementwise by PyTor
 """
 
 from onebasin.tracing.rules import (
+    attention,
     contraction,
     convolution,
     elementwise,
     indexing,
     normalization,
     rearrangement,
+    recurrent,
     reduction,
 )
 from onebasin.tracing.rules.elementwise import pointwise
@@ -17,7 +19,17 @@ from onebasin.tracing.rules.normalization import STATISTICS
 from onebasin.tracing.walk import Rule
 
 RULES: dict[str, Rule] = {}
-for family in (contraction, convolution, normalization, elementwise, reduction, rearrangement, indexing):
+for family in (
+    contraction,
+    convolution,
+    normalization,
+    elementwise,
+    reduction,
+    rearrangement,
+    indexing,
+    attention,
+    recurrent,
+):
     RULES.update(family.RULES)
 
 __all__ = ["RULES", "STATISTICS", "pointwise"]

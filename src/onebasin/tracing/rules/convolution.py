@@ -31,6 +31,7 @@ def convolution(trace: Trace, a: dict[str, Any], transposed: bool = False) -> Ax
     produced = group if made.size == 1 else made if group.size == 1 else Product((group, made))
     if a["bias"] is not None:
         produced = trace.join(produced, a["bias"][0])
+    trace.units[str(a["node"].args[1]),] = produced
     return (*batch, produced, *_positions(trace, a, x[len(x) - num_spatial :], weight[2:]))
 
 
@@ -92,7 +93,40 @@ def pixel_unshuffle(trace: Trace, a: dict[str, Any]) -> Axes:
     )
 
 
+def unfold(trace: Trace, a: dict[str, Any]) -> Axes:
+    """Windows along one axis: positions become (window, place in it), the place last."""
+    reason = "windows overlap"
+    axes, dim = a["input"], a["dimension"] % len(a["input"])
+    trace.pin(axes[dim], reason=reason)
+    shape = a["node"].meta["val"].shape
+    windows, place = trace.pinned(int(shape[dim]), reason), trace.pinned(int(shape[-1]), reason)
+    return (*axes[:dim], windows, *axes[dim + 1 :], place)
+
+
+def im2col(trace: Trace, a: dict[str, Any]) -> Axes:
+    """Windows of an image as columns: channels become (channel, place in the window)."""
+    reason = "positions become channels"
+    *batch, channels, height, width = a["input"]
+    trace.pin(height, width, reason=reason)
+    *_, made, positions = a["node"].meta["val"].shape
+    places = trace.pinned(int(made) // channels.size, reason)
+    return (*batch, Product((channels, places)), trace.pinned(int(positions), reason))
+
+
+def col2im(trace: Trace, a: dict[str, Any]) -> Axes:
+    """The sum of such columns as an image."""
+    reason = "channels become positions"
+    *batch, columns, positions = a["input"]
+    *_, made, height, width = a["node"].meta["val"].shape
+    channels, places = trace.split(columns, columns.size // int(made))
+    trace.pin(places, positions, reason=reason)
+    return (*batch, channels, trace.pinned(int(height), reason), trace.pinned(int(width), reason))
+
+
 RULES: dict[str, Rule] = {
+    "unfold": unfold,
+    "im2col": im2col,
+    "col2im": col2im,
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), convolution),
     **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), conv_transpose),
     "convolution": any_convolution,

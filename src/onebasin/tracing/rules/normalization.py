@@ -16,8 +16,9 @@ def _carry(trace: Trace, channels: Unknown, a: dict[str, Any]) -> Unknown:
 
 
 def channel_norm(trace: Trace, a: dict[str, Any]) -> Axes:
-    """Batch and instance norm: one statistic a channel."""
+    """Batch and instance norm: one statistic a channel, or one for each sample and channel."""
     batch, channels, *spatial = a["input"]
+    trace.scope(channels)
     return (batch, _carry(trace, channels, a), *spatial)
 
 
@@ -34,6 +35,7 @@ def trailing_norm(trace: Trace, a: dict[str, Any]) -> Axes:
     """Layer and RMS norm: the last axes are normalised together."""
     count = len(a["normalized_shape"])
     lead, last = a["input"][:-count], a["input"][-count:]
+    trace.scope(*lead)  # the axes of the statistics
     for name in ("weight", "bias"):
         if a.get(name) is not None:
             last = trace.join_axes(last, a[name])
@@ -51,7 +53,8 @@ def native_layer_norm(trace: Trace, a: dict[str, Any]) -> list[Axes]:
 def group_norm(trace: Trace, a: dict[str, Any]) -> Axes:
     """Channels are (group, channel): whole groups may move, and the channels inside each."""
     batch, channels, *spatial = a["input"]
-    trace.split(channels, channels.size // a["num_groups"])
+    group, _ = trace.split(channels, channels.size // a["num_groups"])
+    trace.scope(batch, group)  # the axes of the statistics
     return (batch, _carry(trace, channels, a), *spatial)
 
 

@@ -53,10 +53,14 @@ def permute(trace: Trace, a: dict[str, Any]) -> Axes:
 def transpose(trace: Trace, a: dict[str, Any]) -> Axes:
     """Two axes exchanged."""
     axes = list(a["input"])
-    i, j = a.get("dim0", 0), a.get("dim1", -1)
-    if len(axes) > 1:
-        axes[i], axes[j] = axes[j], axes[i]
+    i, j = a.get("dim0", a.get("axis0", -2)), a.get("dim1", a.get("axis1", -1))
+    axes[i], axes[j] = axes[j], axes[i]
     return tuple(axes)
+
+
+def reverse(trace: Trace, a: dict[str, Any]) -> Axes:
+    """All axes in reverse order: ``x.T``."""
+    return a["input"][::-1]
 
 
 def movedim(trace: Trace, a: dict[str, Any]) -> Axes:
@@ -109,8 +113,9 @@ def repeat_interleave(trace: Trace, a: dict[str, Any]) -> Axes:
 
 def cat(trace: Trace, a: dict[str, Any]) -> Axes:
     """Tensors laid end to end along one axis; their other axes are the same."""
-    tensors = [t for t in a["tensors"] if not (len(t) == 1 and t[0].size == 0)]
-    dim = a["dim"] % len(tensors[0])
+    most = max(map(len, a["tensors"]))
+    dim = a["dim"] % most
+    tensors = [t for t in a["tensors"] if len(t) == most and t[dim].size > 0]
     others = trace.join_axes(*([axis for i, axis in enumerate(t) if i != dim] for t in tensors))
     parts = tuple(t[dim] if t[dim].size > 1 else Atom(1) for t in tensors)
     joined = parts[0] if len(parts) == 1 else Sum(parts)
@@ -168,10 +173,14 @@ def slice_(trace: Trace, a: dict[str, Any]) -> Axes:
     axes, dim, step = a["input"], a["dim"] % len(a["input"]), a.get("step") or 1
     extent = axes[dim].size
     start, end = _bounds(a, extent)
+    if start == end:
+        return (*axes[:dim], trace.pinned(0, "empty"), *axes[dim + 1 :])
     if step == 1:
         return axes if (start, end) == (0, extent) else narrow(axes, dim, start, end - start)
     if extent % step or start >= step or end != extent:
-        raise ValueError("a slice whose step does not divide the axis")
+        reason = "sliced with a step that does not divide it"
+        trace.pin(axes[dim], reason=reason)
+        return (*axes[:dim], trace.pinned(_shape(a)[dim], reason), *axes[dim + 1 :])
     outer, inner = trace.split(axes[dim], step)
     split_axes = (*axes[:dim], outer, inner, *axes[dim + 1 :])
     piece = narrow(split_axes, dim + 1, start, 1)
@@ -222,8 +231,9 @@ def constant(trace: Trace, a: dict[str, Any]) -> Axes:
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as"), view),
     "permute": permute,
-    **dict.fromkeys(("transpose", "t", "swapaxes", "numpy_T"), transpose),
-    "movedim": movedim,
+    **dict.fromkeys(("transpose", "swapaxes", "swapdims", "adjoint", "mT"), transpose),
+    **dict.fromkeys(("t", "numpy_T"), reverse),
+    **dict.fromkeys(("movedim", "moveaxis"), movedim),
     "squeeze": squeeze,
     "unsqueeze": unsqueeze,
     **dict.fromkeys(("expand", "expand_as", "broadcast_to"), expand),
@@ -239,8 +249,8 @@ RULES: dict[str, Rule] = {
     "slice_scatter": slice_scatter,
     "select_scatter": select_scatter,
     **dict.fromkeys(
-        ("zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones",
-         "new_full", "new_empty", "scalar_tensor"),
+        ("zero", "zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros",
+         "new_ones", "new_full", "new_empty", "scalar_tensor"),
         constant,
     ),
 }  # fmt: skip

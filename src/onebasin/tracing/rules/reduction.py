@@ -58,28 +58,32 @@ def position(trace: Trace, a: dict[str, Any]) -> Axes:
 
 
 def keep(trace: Trace, a: dict[str, Any]) -> Axes:
-    """Softmax and its kin treat all entries of an axis alike."""
-    return a["input"]
+    """Softmax and its kin treat all entries of an axis alike, and see the other axes in line along it."""
+    x = a["input"]
+    trace.scope(*_drop(x, _dims(a, len(x)), keep=False))
+    return x
+
+
+_ORDER = "the order along it matters"
 
 
 def ordered(trace: Trace, a: dict[str, Any]) -> Any:
-    """Cumulative sums, rolls, flips, sorts: the order along the axis matters."""
+    """Cumulative sums, rolls, flips, sorts: the order along the axis matters, and what was constant need not stay so."""
     x = a["input"]
     dims = a.get("dim", a.get("dims", -1))
     where = [d % len(x) for d in (dims if isinstance(dims, (list, tuple)) else [dims])] or range(len(x))
-    trace.pin(*(x[d] for d in where), reason="the order along it matters")
+    trace.pin(*(x[d] for d in where), reason=_ORDER)
     values = a["node"].meta["val"]
-    if not isinstance(values, (list, tuple)):
-        return x
-    shapes = [tuple(int(n) for n in v.shape) for v in values]
-    reason = "the order along it matters"
-    return [tuple(t if t.size == n else trace.pinned(n, reason) for t, n in zip(x, s, strict=True)) for s in shapes]
+    shapes = [tuple(int(n) for n in v.shape) for v in (values if isinstance(values, (list, tuple)) else [values])]
+    results = [tuple(trace.pinned(n, _ORDER) if d in where else x[d] for d, n in enumerate(s)) for s in shapes]
+    return results if isinstance(values, (list, tuple)) else results[0]
 
 
 def triangle(trace: Trace, a: dict[str, Any]) -> Axes:
     """Tril and triu: the order along the last two axes matters."""
-    trace.pin(*a["input"][-2:], reason="the order along it matters")
-    return a["input"]
+    *batch, rows, columns = a["input"]
+    trace.pin(rows, columns, reason=_ORDER)
+    return (*batch, trace.pinned(rows.size, _ORDER), trace.pinned(columns.size, _ORDER))
 
 
 def _pool(num_spatial: int) -> Rule:

@@ -1,0 +1,51 @@
+"""What a tiny network of the tables is made of: how to make it, what to feed it, which groups a person counted in it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Case:
+    make: Callable[[], nn.Module]
+    inputs: Callable[[], Any]
+    groups: list[str]
+
+
+class Fn(nn.Module):
+    """Modules by name, and a forward that uses them."""
+
+    def __init__(self, forward: Callable[..., Any], **members: Any):
+        super().__init__()
+        for name, member in members.items():
+            if isinstance(member, Tensor) and not isinstance(member, nn.Parameter):
+                self.register_buffer(name, member)
+            else:
+                setattr(self, name, member)
+        self._forward = forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._forward(self, *args, **kwargs)
+
+
+def weight(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(shape))
+
+
+def flat(width: int = 4) -> Callable[[], Tensor]:
+    return lambda: torch.randn(3, width)
+
+
+def image(channels: int = 3, size: int = 8) -> Callable[[], Tensor]:
+    return lambda: torch.randn(2, channels, size, size)
+
+
+def tokens(vocabulary: int = 10) -> Callable[[], Tensor]:
+    return lambda: torch.arange(6).view(2, 3) % vocabulary
+
+
+def sequence(width: int = 4, length: int = 5) -> Callable[[], Tensor]:
+    return lambda: torch.randn(2, length, width)
