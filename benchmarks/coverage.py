@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.architectures import LIBRARIES, Architecture
 from torch import Tensor, nn
 
+from benchmarks.architectures import LIBRARIES, Architecture
 from onebasin.structure import Symmetry
 from onebasin.tracing import trace_calls
 from onebasin.tracing.graph import read_calls

@@ -1,6 +1,6 @@
 """Pairs of networks trained on the embedded digits, aligned by every method: ``python -m benchmarks.digits``.
 
-Five pairs of an MLP and of a CNN with batch norm. For each method the mean cost, barrier and AUC on the test images, and the
+Five pairs of an MLP, of a CNN with batch norm and of a small vision transformer. For each method the mean cost, barrier and AUC on the test images, and the
 accuracy half way; batch-norm statistics are estimated anew along the line. It says whether every method more than halves the
 barrier, and whether the best data-driven Sinkhorn is no worse than weight matching.
 """
@@ -14,14 +14,36 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import onebasin as ob
 from onebasin.datasets import digits
 from onebasin.demo import ResidualCNN, make_mlp, train
 
 CRITERION = nn.functional.cross_entropy
-NETWORKS: dict[str, Callable[[], nn.Module]] = {"MLP": make_mlp, "CNN": ResidualCNN}
+
+
+class VisionTransformer(nn.Module):
+    """Sixteen patches of 2 x 2 pixels, two blocks of four heads."""
+
+    def __init__(self, width: int = 32, num_blocks: int = 2) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(1, width, 2, stride=2)
+        self.positions = nn.Parameter(0.1 * torch.randn(16, width))
+        block = {"nhead": 4, "dim_feedforward": 2 * width, "dropout": 0.0, "batch_first": True, "norm_first": True}
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(width, **block) for _ in range(num_blocks))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (batch, 1, 8, 8) to logits."""
+        x = self.patches(x).flatten(2).transpose(1, 2) + self.positions
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x).mean(1))
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {"MLP": make_mlp, "CNN": ResidualCNN, "ViT": VisionTransformer}
 
 
 def methods(batches: list[Any]) -> dict[str, dict[str, Any]]:
@@ -50,7 +72,7 @@ def run_pair(trial: tuple[str, int]) -> list[dict[str, Any]]:
     networks = []
     for seed in (2 * pair, 2 * pair + 1):
         torch.manual_seed(seed)
-        networks.append(train(NETWORKS[network](), images, labels, seed, epochs=15))
+        networks.append(train(NETWORKS[network](), images, labels, seed, epochs=60 if network == "ViT" else 15))
     a, b = networks
     symmetry = ob.symmetry(a, images[:2])
     distance = ob.WeightDistance().bind(a)
@@ -83,13 +105,14 @@ def main() -> None:
     """Print a table a network, and the verdicts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--networks", nargs="*", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
     parser.add_argument("--out", type=Path, help="write the record to this JSON file")
     options = parser.parse_args()
-    trials = [(network, pair) for network in NETWORKS for pair in range(options.pairs)]
+    trials = [(network, pair) for network in options.networks for pair in range(options.pairs)]
     with multiprocessing.get_context("spawn").Pool(min(options.processes, len(trials))) as pool:
         records = [record for found in pool.map(run_pair, trials, chunksize=1) for record in found]
-    for network in NETWORKS:
+    for network in options.networks:
         print(f"\n{network}, mean of {options.pairs} pairs")
         print(f"{'':30}{'L2':>9}{'barrier':>9}{'AUC':>8}{'midpoint':>10}{'seconds':>9}")
         means: dict[str, dict[str, float]] = {}

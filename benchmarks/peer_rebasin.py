@@ -20,8 +20,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from benchmarks.architectures import Architecture, torchvision_architectures
 from torch import Tensor, nn
+
+from benchmarks.architectures import Architecture, torchvision_architectures
 
 _SECONDS = 30
 _PARAMETERS = 10**8

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
-from benchmarks.architectures import Logits, declare_torchvision_operators
 
+from benchmarks.architectures import Logits, declare_torchvision_operators
 from onebasin.tracing import trace_calls
 from onebasin.tracing.graph import read_calls
 from onebasin.tracing.verification import verify_programs
