@@ -45,10 +45,10 @@ def gather(tensor: Tensor, indices: tuple[Tensor | None, ...]) -> Tensor:
     run = math.prod(tensor.shape[len(leading) :])
     if moved == [0, 1] and not spanned and run * tensor.element_size() < _SHORT_RUN_BYTES:
         return _gather_tiles(tensor, leading[0], leading[1])
-    flat = mesh[0].expand(tensor.shape[: len(mesh)])
+    flat = mesh[0]
     for n, index in zip(tensor.shape[1:], mesh[1:], strict=False):
         flat = flat * n + index
-    return tensor.view(-1, run).index_select(0, flat.reshape(-1)).view(tensor.shape)
+    return tensor.view(-1, run).index_select(0, flat.expand(tensor.shape[: len(mesh)]).reshape(-1)).view(tensor.shape)
 
 
 def _gather_tiles(tensor: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
