@@ -26,6 +26,7 @@ check: install
 
 bench: install
 	$(PY) -m benchmarks.apply
+	$(PY) -m benchmarks.sinkhorn --quick
 
 # A venv of its own: the architectures need libraries that nothing else does.
 coverage: .venv-coverage/installed
