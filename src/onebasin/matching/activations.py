@@ -1,7 +1,8 @@
 """Activation matching (Li et al. 2016; Git Re-Basin, sec. 3.1): pair units that respond alike to the same data.
 
 Statistics are gathered in one pass over the data, by hooks at `Symmetry.sites`: for every group the correlations between the
-units of the two networks, summed over batches, positions and sites.
+units of the two networks, summed over batches, positions and sites. Units that no module returns as they are (the heads inside
+an attention) are then matched by their weights.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from onebasin.hardening import harden, plan_shape
 from onebasin.matching.problem import Found, Problem
 from onebasin.matching.scores import blocks, chain_of, products
+from onebasin.matching.weights import polish
 from onebasin.structure import Site, Symmetry
 from onebasin.tracing.graph import evaluation_mode
 
@@ -49,9 +51,11 @@ def match_activations(problem: Problem, num_batches: int | None = None) -> Found
     for moments in statistics.values():
         for name, correlation in moments.correlations():
             scores[name] += correlation
-    for name in missing:  # nothing is known of these: they stay as they are
+    for name in missing:  # no module returns these units as they are: they are matched by their weights instead
         scores[name] = torch.eye(symmetry.groups[name].size, dtype=torch.float64).expand(scores[name].shape)
     permutation = harden(symmetry, scores)
+    if missing:
+        permutation = polish(problem, permutation, only=missing)
     entry = {"batches": count, "sites": len(sites), "groups without a site": len(missing)}
     problem.report(entry)
     return Found(permutation, problem.cost(permutation), [entry], converged=True)

@@ -8,7 +8,7 @@ inner product grows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -35,18 +35,25 @@ def match_weights(problem: Problem, max_sweeps: int = 100) -> Found:
     return Found(permutation, problem.cost(permutation), history, settled)
 
 
-def polish(problem: Problem, permutation: Permutation, max_sweeps: int = 100) -> Permutation:
-    """The same sweeps from a given permutation: can only raise the inner product."""
+def polish(
+    problem: Problem, permutation: Permutation, max_sweeps: int = 100, only: Collection[str] | None = None
+) -> Permutation:
+    """The same sweeps from a given permutation, of all groups or of `only` some: can only raise the inner product."""
     generator = torch.Generator().manual_seed(problem.seed)
-    return _descend(problem, permutation, max_sweeps, generator, [])[0]
+    return _descend(problem, permutation, max_sweeps, generator, [], only)[0]
 
 
 def _descend(
-    problem: Problem, start: Permutation, max_sweeps: int, generator: torch.Generator, history: list[dict]
+    problem: Problem,
+    start: Permutation,
+    max_sweeps: int,
+    generator: torch.Generator,
+    history: list[dict],
+    only: Collection[str] | None = None,
 ) -> tuple[Permutation, bool]:
     symmetry = problem.symmetry
     current = problem.permuted(start)
-    forest = trees(symmetry)
+    forest = [tree for tree in trees(symmetry) if only is None or any(group.name in only for group in tree)]
     where = [_touched(symmetry, problem.keys, tree) for tree in forest]
     total = start
     for sweep in range(max_sweeps):
