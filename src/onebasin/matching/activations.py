@@ -1,8 +1,8 @@
 """Activation matching (Li et al. 2016; Git Re-Basin, sec. 3.1): pair units that respond alike to the same data.
 
 Statistics are gathered in one pass over the data, by hooks at `Symmetry.sites`: for every group the correlations between the
-units of the two networks, summed over batches, positions and sites. Units that no module returns as they are (the heads inside
-an attention) are then matched by their weights.
+units of the two networks, summed over batches, positions and sites. Units that no module returns as they are (the heads
+inside an attention) are then matched by their weights.
 """
 
 from __future__ import annotations
