@@ -2,7 +2,8 @@
 
 Five pairs of an MLP, of a CNN with batch norm and of two small vision transformers. For each method the mean cost, barrier
 and AUC on the test images, and the accuracy half way; batch-norm statistics are estimated anew along the line. It says
-whether every method more than halves the barrier, and whether the best data-driven Sinkhorn is no worse than weight matching.
+whether every method more than halves the barrier, and whether the best data-driven Sinkhorn is no worse than weight
+matching.
 """
 
 import argparse
