@@ -49,6 +49,15 @@ def test_planted_permutations_are_found(method, name):
         assert result.permutation == answer
 
 
+@pytest.mark.parametrize("name", ["lstm", "gru", "vision transformer"])
+def test_activations_of_recurrence_and_attention(name):
+    torch.manual_seed(0)
+    model, inputs = CASES[name].make(), CASES[name].inputs()
+    twin, symmetry, answer = planted(model, inputs)
+    data = [(torch.randn(64, *inputs.shape[1:]), None) for _ in range(4)]
+    assert ob.align(twin, to=model, symmetry=symmetry, method="activation-matching", data=data).permutation == answer
+
+
 def test_nothing_is_touched_and_the_result_tells_all():
     model = mlp()
     twin, _, answer = planted(model, X)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from onebasin.batches import run_batches
 from onebasin.hardening import harden, plan_shape
 from onebasin.matching.problem import Found, Problem
 from onebasin.matching.scores import blocks, chain_of, products
@@ -75,17 +76,14 @@ def _record(network: nn.Module, sites: set[Site], batch: Any) -> dict[Site, Tens
             module: nn.Module, args: Any, output: Any, calls: Mapping[int, Site] = calls, counter: list = counter
         ) -> None:
             if len(counter) in calls:
-                found[calls[len(counter)]] = output.detach()
+                # A recurrent layer returns its states too; the site is its first tensor.
+                found[calls[len(counter)]] = (output[0] if isinstance(output, tuple) else output).detach()
             counter.append(None)
 
         handles.append(network.get_submodule(path).register_forward_hook(hook))
-    inputs = batch[0] if isinstance(batch, (tuple, list)) and len(batch) == 2 else batch
     try:
-        with torch.no_grad(), evaluation_mode(network):
-            if isinstance(inputs, Mapping):
-                network(**inputs)
-            else:
-                network(*(inputs if isinstance(inputs, (tuple, list)) else (inputs,)))
+        with evaluation_mode(network):
+            run_batches(network, [batch])
     finally:
         for handle in handles:
             handle.remove()
