@@ -110,6 +110,14 @@ def test_a_descent_can_be_resumed():
     assert second.permutation == answer
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_network_without_hidden_units_is_left_alone(method):
+    a, b = nn.Linear(3, 2), nn.Linear(3, 2)
+    result = ob.align(b, to=a, example_inputs=X, method=method, data=DATA)
+    assert result.cost == result.start_cost
+    assert torch.equal(result.model.weight, b.weight)
+
+
 def test_progress_is_for_people(capsys):
     ob.align(mlp(), to=mlp(), example_inputs=X, method="weight-matching", progress=True)
     captured = capsys.readouterr()

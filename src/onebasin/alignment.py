@@ -130,7 +130,10 @@ def align(
                 _check_memory(chosen, problem)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed + attempt)
-            found = METHODS[method](problem, **options)
+            if chosen.groups:
+                found = METHODS[method](problem, **options)
+            else:  # nothing is free: the model is as close as it can be
+                found = Found(chosen.identity(), problem.cost(chosen.identity()), [], converged=True)
         if attempt == 0 and init is not None and found.cost > start_cost:
             # A method that looks at something else than the objective may end higher: then the start is the answer.
             found = replace(found, permutation=chosen.identity(), cost=start_cost)

@@ -140,6 +140,7 @@ def _draw(paths: dict[str, ob.Path], index: Tensor, folder: Path) -> None:
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
     plot_paths(paths, ax=left)
+    left.legend(loc="upper left", fontsize=8, frameon=False)
     left.set_title("Test loss on the line between the two networks")
     plot_permutation(index, ax=right)
     right.set_title("A permutation matrix: the first hidden layer")
