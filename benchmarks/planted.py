@@ -74,10 +74,14 @@ def main() -> None:
     """Run all cells and print how many permutations were found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=int, default=50, help="networks a cell")
+    parser.add_argument("--first-seed", type=int, default=0, help="networks that no default was chosen on: 1000 and up")
     parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
     parser.add_argument("--out", type=Path, help="write the record to this JSON file")
     options = parser.parse_args()
-    trials = [(t, h, s) for t in ("Rnd", "Pol3", "Pol1") for h in (2, 4, 8, 16) for s in range(options.models)]
+    first = options.first_seed
+    trials = [
+        (t, h, s) for t in ("Rnd", "Pol3", "Pol1") for h in (2, 4, 8, 16) for s in range(first, first + options.models)
+    ]
     begin = time.perf_counter()
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         records = pool.map(run_trial, trials, chunksize=5)
