@@ -112,11 +112,13 @@ def main() -> None:
     """Print a table a network, and the verdicts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--first-pair", type=int, default=0, help="pairs that nothing was chosen on: 100 and up")
     parser.add_argument("--networks", nargs="*", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
     parser.add_argument("--out", type=Path, help="write the record to this JSON file")
     options = parser.parse_args()
-    trials = [(network, pair) for network in options.networks for pair in range(options.pairs)]
+    pairs = range(options.first_pair, options.first_pair + options.pairs)
+    trials = [(network, pair) for network in options.networks for pair in pairs]
     with multiprocessing.get_context("spawn").Pool(min(options.processes, len(trials))) as pool:
         records = [record for found in pool.map(run_pair, trials, chunksize=1) for record in found]
     for network in options.networks:
