@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ METHODS = {
     "wm-restarts": "weight matching, restarts for as long as ours takes",
     "sinkhorn": "Sinkhorn L2 (ours)",
     "sinkhorn-no-polish": "Sinkhorn L2 (ours), without polish",
+    "sinkhorn-unrolled": "Sinkhorn L2 (ours), without polish, unrolled gradient",
     "authors": "Sinkhorn L2 (authors' package)",
 }
 
@@ -59,6 +61,7 @@ def make_networks(init: str, hidden: int, seeds: list[int]) -> list[nn.Module]:
 
 def run(config: dict[str, Any], device: str) -> list[dict[str, Any]]:
     """For each network: exact or not, the L1 distance that is left, steps and seconds. Always on the CPU: they are tiny."""
+    torch.set_num_threads(1)
     seeds = list(range(config["first"], config["first"] + config["num"]))
     networks = make_networks(config["init"], config["hidden"], seeds)
     symmetry = ob.symmetry(networks[0], torch.zeros(1, 1))
@@ -81,8 +84,8 @@ def _find_planted(method: str, model: nn.Module, symmetry: ob.Symmetry, seed: in
 
 def _solve(method: str, model: nn.Module, copy: Any, target: Any, symmetry: ob.Symmetry, seed: int) -> tuple[Any, int]:
     if method == "authors":
-        moved = type(model)(*model)
-        source = _loaded(moved, copy)
+        source = deepcopy(model)
+        source.load_state_dict(copy)
         distance = ob.WeightDistance("l1", tuple(target))
         return align_authors(
             source, model, 1, "L2", lambda state: float(distance(state, target)), identity=True, patience=100
@@ -97,17 +100,10 @@ def _solve(method: str, model: nn.Module, copy: Any, target: Any, symmetry: ob.S
         "wm": {"method": "weight-matching"},
         "sinkhorn": {},
         "sinkhorn-no-polish": {"polish": False},
+        "sinkhorn-unrolled": {"polish": False, "gradient": "unrolled"},
     }[method]
     result = ob.align(copy, to=target, symmetry=symmetry, seed=seed, **options)
     return result.model, len([entry for entry in result.history if "soft" in entry or "sweep" in entry])
-
-
-def _loaded(model: nn.Module, state: Any) -> nn.Module:
-    import copy
-
-    result = copy.deepcopy(model)
-    result.load_state_dict(state)
-    return result
 
 
 def draw(records: list[dict[str, Any]], folder: Path) -> None:
