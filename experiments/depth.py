@@ -91,7 +91,7 @@ class _Evaluation:
     def __call__(self, model: nn.Module) -> dict[str, float]:
         weight = self.count / (NUM_POINTS - 1)
         self.count += 1
-        if self.symmetry is not None and 0 < weight < 1:
+        if self.symmetry is not None:
             fixed = ob.repair(model, self.ends, self.batches, self.symmetry, [1 - weight, weight], tolerance=float("inf"))
             model = copy.deepcopy(model)
             model.load_state_dict(fixed.state)
