@@ -22,6 +22,7 @@ FIRST_SEED = 1000  # Table 2 begins at 0
 BASE: dict[str, Any] = {
     "lr": 0.2,
     "steps": 300,
+    "patience": 50,
     "tau": 1.0,
     "num_iters": 20,
     "scale": 1.0,
