@@ -45,11 +45,7 @@ METHODS = {
 }
 # Chosen on other networks by their validation loss: python -m experiments sensitivity.
 OPTIONS: dict[str, dict[str, Any]] = {
-    "l2": {"steps": 300},
-    "l2-plain": {"steps": 300},
-    "mid": {"steps": 300},
-    "rnd": {"steps": 300},
-    "ste": {"steps": 300},
+    method: {"steps": 600, "patience": 300} for method in ("l2", "l2-plain", "mid", "rnd", "ste")
 }
 # The initial learning rates of the paper's appendix, for the authors' rows.
 AUTHORS_LR = {
