@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
 from benchmarks.architectures import declare_torchvision_operators
+from torch import Tensor, nn
 
 State = dict[str, Tensor]
 
