@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from benchmarks.architectures import declare_torchvision_operators
 from torch import Tensor, nn
+
+from benchmarks.architectures import declare_torchvision_operators
 
 State = dict[str, Tensor]
 

@@ -92,5 +92,6 @@ def _draw_by_depth(records: list[dict[str, Any]], folder: Path) -> None:
                     linestyle="--" if method == "naive" else "-",
                 )
             ax.set(title="barrier" if metric == "barrier" else "AUC", ylabel="test loss", ylim=(0, None))
-    axes[0].legend(frameon=False)
+    if axes[0].lines:
+        axes[0].legend(frameon=False)
     save_figure(figure, folder / "depth-barriers")
