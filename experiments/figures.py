@@ -115,7 +115,7 @@ def _draw_matrices(result: dict[str, Any], folder: Path) -> None:
             index, expected = torch.tensor(result[name][group]), torch.tensor(result["expected"][group])
             matrix = torch.nn.functional.one_hot(index, len(index)).float()
             wrong = (index != expected).float()[:, None] * matrix
-            ax.imshow(1 - matrix + 0.0, cmap="gray", vmin=-0.2, vmax=1)
+            ax.imshow(1 - matrix.numpy(), cmap="gray", vmin=-0.2, vmax=1)
             for i, j in wrong.nonzero().tolist():
                 ax.add_patch(_square(i, j))
             ax.set(title=f"{name}" if row == 0 else "", xticks=[], yticks=[])
