@@ -22,6 +22,7 @@ def new_figure(rows: int, columns: int, width: float, height: float) -> tuple[An
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    pyplot.rcParams.update({"axes.spines.top": False, "axes.spines.right": False})
     return pyplot.subplots(rows, columns, figsize=(width, height), layout="constrained")
 
 
