@@ -1,6 +1,6 @@
 """Make docs/api.md from the signatures and docstrings of the public names.
 
-python docs/make_api.py
+python -m docs.make_api
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WIDTH = 100
 
 def render() -> str:
     """The whole page."""
-    lines = ["# API reference", "", "Made by `python docs/make_api.py` from the docstrings.", ""]
+    lines = ["# API reference", "", "Made by `python -m docs.make_api` from the docstrings.", ""]
     for title, modules in SECTIONS.items():
         links = [_link(name, thing) for module in modules for name, thing in _named(module, modules[module])]
         lines.append(f"- {title}: {', '.join(links)}")

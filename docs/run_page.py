@@ -1,6 +1,6 @@
 """Run the code of pages and write what it prints, and the pictures it draws, into them.
 
-python docs/run_page.py docs/tutorial.md
+python -m docs.run_page docs/tutorial.md
 
 The Python blocks of a page run in order, in one namespace and a folder of their own. A text block right after one is
 replaced by what that block printed; a picture that the page shows and the code has drawn is copied to docs/pictures.
