@@ -147,6 +147,9 @@ def draw_descent() -> Numbers:
         result = ob.align(b, to=a, symmetry=symmetry, **arguments)
         plot_history(result.history, axes).set_title(name, fontsize=10)
         numbers[name] = {"cost before": round(result.start_cost, 3), "cost after": round(result.cost, 3)}
+        hard = [entry["best"] for entry in result.history if "hard" in entry]
+        if hard:
+            numbers[name]["before the polish"] = round(hard[-1], 3)
     figure.axes[2].get_legend().remove()  # type: ignore[union-attr]
     save(figure, "descent")
     return numbers
