@@ -12,7 +12,18 @@ from onebasin.continual.rebasin import RebasinStrategy
 from onebasin.continual.replay import Replay
 from onebasin.continual.stepping import interleave
 from onebasin.continual.strategy import Strategy, Training, accuracy, adam, sgd
-from onebasin.continual.streams import Stream, Task, hold_out, rotate, rotated, rotated_digits, split, split_digits
+from onebasin.continual.streams import (
+    Stream,
+    Task,
+    hold_out,
+    rotate,
+    rotated,
+    rotated_digits,
+    rotated_mnist,
+    split,
+    split_cifar100,
+    split_digits,
+)
 
 __all__ = [
     "AGEM",
@@ -36,8 +47,10 @@ __all__ = [
     "rotate",
     "rotated",
     "rotated_digits",
+    "rotated_mnist",
     "run_stream",
     "sgd",
     "split",
+    "split_cifar100",
     "split_digits",
 ]

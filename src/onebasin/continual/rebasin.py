@@ -19,7 +19,7 @@ from onebasin.permutation import Permutation
 from onebasin.structure import Symmetry
 
 Fusion = Literal["code", "paper"]
-_NUM_JUDGES = 1000
+_NUM_JUDGES = 500
 
 
 class RebasinStrategy(Strategy):
@@ -43,16 +43,14 @@ class RebasinStrategy(Strategy):
         groups: which groups to permute, as shell patterns; all if None, none (delta alone) if empty.
         residual: whether there is a delta.
         plan_optimizer: for the logits of the plans; Adam with a step of 0.1 if not given.
-        first_optimizer: for the first task; Adam with a step of 1e-3 if not given. `optimizer` is for delta, and SGD with a step of 0.05
-            and weight decay 0.1 if not given.
-        first_epochs: for the first task; `epochs` if not given.
         clip: bound on each entry of the task's gradient in delta; None for no bound. With weight decay beta no entry of
             delta grows beyond clip / beta.
         noise: standard deviation of the noise on the identity that the logits start from.
         mass: start from an identity whose plan holds this mass on the diagonal, whatever its size, instead of the paper's.
         tau: temperature of the Sinkhorn operator.
         num_iters: its rounds.
-        training: see `Training`; here `reset_norms` is on if not given, because no step has ever seen the fused network.
+        training: see `Training`. Here `optimizer` is for delta, and SGD with a step of 0.05 and weight decay 0.1 if not given;
+            `first_optimizer` is Adam with a step of 1e-3; and `reset_norms` is on, because no step has seen the fused network.
     """
 
     replays = True
@@ -68,8 +66,6 @@ class RebasinStrategy(Strategy):
         groups: Iterable[str] | None = None,
         residual: bool = True,
         plan_optimizer: MakeOptimizer | None = None,
-        first_optimizer: MakeOptimizer | None = None,
-        first_epochs: int | None = None,
         clip: float | None = 1e-3,
         noise: float = 0.0,
         mass: float | None = None,
@@ -77,7 +73,8 @@ class RebasinStrategy(Strategy):
         num_iters: int = 20,
         **training: Unpack[Training],
     ):
-        options: Training = {"optimizer": sgd(0.05, weight_decay=0.1), "reset_norms": True, **training}
+        defaults: Training = {"optimizer": sgd(0.05, weight_decay=0.1), "first_optimizer": adam(1e-3), "reset_norms": True}
+        options: Training = {**defaults, **training}
         super().__init__(model, loss, **options)
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha must lie between 0 and 1, got {alpha}")
@@ -89,24 +86,17 @@ class RebasinStrategy(Strategy):
             raise ValueError("without groups to permute and without a residual there is nothing to learn with")
         self.alpha, self.fusion, self.weighting, self.residual = alpha, fusion, weighting, residual
         self.plan_optimizer = plan_optimizer or adam(0.1)
-        self.first_optimizer = first_optimizer or adam(1e-3)
-        self.first_epochs = first_epochs or self.epochs
         self.clip, self.noise, self.mass, self.tau, self.num_iters = clip, noise, mass, tau, num_iters
         self.history: list[dict[str, float]] = []
         self._net: RebasinNet | None = None
         self._theta: dict[str, Tensor] = {}
         self._delta: dict[str, nn.Parameter] = {}
 
-    def count_steps(self, num_samples: int) -> int:
-        """The first task may have epochs of its own."""
-        epochs = self.first_epochs if self.num_tasks == 1 else self.epochs
-        return max(1, epochs * num_samples // self.batch_size)
-
     def begin(self, samples: Samples, num_steps: int) -> Callable[[], None]:
         """Plain training for the first task; plans and residual afterwards."""
-        self.open_feeds(samples, num_steps)
         if self.num_tasks == 1:
-            return self.make_step(self.make_optimizer(self.first_optimizer, list(self.model.parameters())))
+            return super().begin(samples, num_steps)
+        self.open_feeds(samples, num_steps)
         self._start()
         optimizers = []
         if self._net is not None:

@@ -19,7 +19,7 @@ from onebasin.continual.streams import Task
 Loss = Callable[[Tensor, Tensor], Tensor]
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 Weighting = Literal["pooled", "equal"]
-_NORM_BATCHES, _NORM_BATCH_SIZE = 20, 200
+_NORM_BATCHES, _NORM_BATCH_SIZE = 20, 100
 
 
 class Training(TypedDict, total=False):
@@ -29,6 +29,8 @@ class Training(TypedDict, total=False):
         optimizer: from a list of parameters to an optimiser, made anew for each task; SGD with a step of 0.1 if not given.
         batch_size: examples of the task a step (100).
         epochs: passes over a task (5).
+        first_optimizer: for the first task, before there is anything to forget; `optimizer` if not given.
+        first_epochs: for the first task; `epochs` if not given.
         memory_per_class: examples kept of each class of each task (5), by strategies that have a memory.
         replay_size: examples of the memory a step; the smaller of `batch_size` and the memory if not given.
         reset_norms: estimate batch-norm statistics anew after each task, on batches in which all tasks so far have the same
@@ -40,6 +42,8 @@ class Training(TypedDict, total=False):
     optimizer: MakeOptimizer
     batch_size: int
     epochs: int
+    first_optimizer: MakeOptimizer | None
+    first_epochs: int | None
     memory_per_class: int
     replay_size: int | None
     reset_norms: bool
@@ -79,6 +83,8 @@ class Strategy:
         optimizer: MakeOptimizer | None = None,
         batch_size: int = 100,
         epochs: int = 5,
+        first_optimizer: MakeOptimizer | None = None,
+        first_epochs: int | None = None,
         memory_per_class: int = 5,
         replay_size: int | None = None,
         reset_norms: bool = False,
@@ -88,7 +94,8 @@ class Strategy:
         parameter = next(model.parameters(), None)
         if parameter is None:
             raise ValueError("the model has no parameters to train")
-        for name, value in (("batch_size", batch_size), ("epochs", epochs), ("replay_size", replay_size)):
+        counts = {"batch_size": batch_size, "epochs": epochs, "first_epochs": first_epochs, "replay_size": replay_size}
+        for name, value in counts.items():
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if capture and parameter.device.type != "cuda":
@@ -96,6 +103,7 @@ class Strategy:
         self.model = copy.deepcopy(model).eval()
         self.loss, self.device = loss, parameter.device
         self.optimizer = optimizer or sgd()
+        self.first_optimizer, self.first_epochs = first_optimizer or self.optimizer, first_epochs or epochs
         self.batch_size, self.epochs, self.replay_size = batch_size, epochs, replay_size
         self.reset_norms, self.capture = reset_norms, capture
         self.memory = Memory(memory_per_class if self.replays else 0)
@@ -133,15 +141,14 @@ class Strategy:
 
     def count_steps(self, num_samples: int) -> int:
         """Steps on a task of so many examples."""
-        return max(1, self.epochs * num_samples // self.batch_size)
+        epochs = self.first_epochs if self.num_tasks == 1 else self.epochs
+        return max(1, epochs * num_samples // self.batch_size)
 
     def begin(self, samples: Samples, num_steps: int) -> Callable[[], None]:
         """Make ready for a task, and return what is to be done at each step."""
         self.open_feeds(samples, num_steps)
-        return self.make_step(self.make_optimizer(self.optimizer, list(self.model.parameters())))
-
-    def make_step(self, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-        """A step along the gradient of the cost."""
+        make = self.first_optimizer if self.num_tasks == 1 else self.optimizer
+        optimizer = self.make_optimizer(make, list(self.model.parameters()))
 
         def step() -> None:
             optimizer.zero_grad()

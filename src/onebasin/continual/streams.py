@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -88,6 +89,7 @@ class _Lazily(Sequence[Task]):
 
 
 Images = tuple[Tensor, Tensor]
+Root = str | os.PathLike[str] | None
 
 
 def hold_out(images: Images, share: float = 0.1, seed: int = 0) -> tuple[Images, Images]:
@@ -176,3 +178,45 @@ def rotated_digits(num_tasks: int = 5, degrees: float = 180.0) -> Stream:
 def split_digits(num_tasks: int = 5, heads: bool = True) -> Stream:
     """The embedded 8 x 8 digits, two classes a task."""
     return split(datasets.digits("train"), datasets.digits("test"), num_tasks, heads, name="split digits")
+
+
+def rotated_mnist(
+    num_tasks: int = 20, root: Root = None, validation: bool = False, device: torch.device | str = "cpu"
+) -> Stream:
+    """MNIST turned by angles from 0 to 180 degrees: 60,000 images a task, always the same ten classes.
+
+    Args:
+        num_tasks: angles.
+        root: where the data lie, see `onebasin.datasets.mnist`.
+        validation: examine on a tenth of the training images, which are then not learnt from, instead of the test images.
+        device: where images are kept and rotated.
+    """
+    train, test = _read_images(datasets.mnist, root, validation, device)
+    return rotated(train, test, num_tasks, name="Rotated MNIST")
+
+
+def split_cifar100(
+    num_tasks: int = 20, root: Root = None, validation: bool = False, device: torch.device | str = "cpu", seed: int | None = None
+) -> Stream:
+    """CIFAR-100 split into tasks of equally many classes, each with a head of its own; arguments as for `rotated_mnist`.
+
+    Args:
+        num_tasks: 20 makes five classes a task.
+        root: where the data lie, see `onebasin.datasets.cifar100`.
+        validation: examine on a tenth of the training images, which are then not learnt from, instead of the test images.
+        device: where images are kept.
+        seed: shuffles the classes; None keeps their order.
+    """
+    train, test = _read_images(datasets.cifar100, root, validation, device)
+    return split(train, test, num_tasks, seed=seed, name="Split CIFAR-100")
+
+
+def _read_images(
+    reader: Callable[..., Images], root: Root, validation: bool, device: torch.device | str
+) -> tuple[Images, Images]:
+    images, labels = reader("train", root)
+    train = images.to(device), labels.to(device)
+    if validation:
+        return hold_out(train)
+    images, labels = reader("test", root)
+    return train, (images.to(device), labels.to(device))
