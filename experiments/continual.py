@@ -1,8 +1,9 @@
 """Continual learning (Table 3): Rotated MNIST and Split CIFAR-100, re-basin and its competitors.
 
-A trial is a strategy with one or several variants of its options, on one or several seeds, side by side on the device. Stages:
-"authors" (their settings, test data), "ablation" (re-basin without its parts, test data), "tune" (grids, on held-out training
-images; on CIFAR the first three tasks), "chosen" (the best of the grid, test data), "cost" (seconds and memory of a step).
+A trial is a strategy with one or several variants of its options, on one or several seeds, side by side on the device. The
+stages are "authors" (their settings, test data), "ablation" (re-basin without its parts, test data), "tune" (grids, on
+held-out training images; on CIFAR the first three tasks), "chosen" (the best of the grid, test data) and "cost" (time and
+memory of a step).
 """
 
 from __future__ import annotations
@@ -154,4 +155,3 @@ def _run_cost(config: dict[str, Any], device: str) -> dict[str, Any]:
         "peak_memory": torch.cuda.max_memory_allocated() - before if cuda else None,
         "captured": strategy.capture,
     }
-

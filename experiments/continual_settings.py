@@ -1,7 +1,6 @@
 """What is run for the continual-learning table: the authors' settings, ablations, grids on validation data, chosen settings.
 
-A variant is a dictionary of options of a strategy. Those that a chosen or an authors' setting does not name have the library's
-defaults.
+A variant is a dictionary of options of a strategy; what it does not name has the library's default.
 """
 
 from __future__ import annotations
@@ -140,7 +139,13 @@ def list_trials(quick: bool) -> list[dict[str, Any]]:
 
 
 def _trial(
-    stage: str, benchmark: str, strategy: str, variants: list[Variant], seeds: list[int], num_tasks: int = 20, layers: int = 1
+    stage: str,
+    benchmark: str,
+    strategy: str,
+    variants: list[Variant],
+    seeds: list[int],
+    num_tasks: int = 20,
+    layers: int = 1,
 ) -> dict[str, Any]:
     trial = {"stage": stage, "benchmark": benchmark, "strategy": strategy, "num_tasks": num_tasks}
     return {**trial, "layers": layers, "variants": variants, "seeds": seeds}

@@ -1,4 +1,5 @@
 """Tables and figures of continual learning, from records alone."""
+
 from pathlib import Path
 from typing import Any
 

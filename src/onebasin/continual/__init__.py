@@ -27,9 +27,9 @@ from onebasin.continual.streams import (
 
 __all__ = [
     "AGEM",
+    "EWC",
     "AccuracyMatrix",
     "DERPlusPlus",
-    "EWC",
     "Finetune",
     "Joint",
     "LwF",

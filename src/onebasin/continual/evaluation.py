@@ -26,7 +26,7 @@ def run_stream(
     rows = [] if start is None else [list(row) for row in start.rows]
     if len(rows) != strategy.num_tasks:
         raise ValueError(
-            f"the strategy has learnt {strategy.num_tasks} tasks; give start=, the accuracy matrix of as many (got {len(rows)})"
+            f"the strategy has learnt {strategy.num_tasks} tasks: give start=, their accuracy matrix (got {len(rows)} rows)"
         )
     for row in learn_stream(strategy, stream):
         if row is not None:

@@ -15,9 +15,9 @@ _CHUNK = 32
 class EWC(Strategy):
     """Elastic weight consolidation (Kirkpatrick et al. 2017, arXiv 1612.00796), its eq. 3, a term for each task.
 
-    C(theta; B_i) + strength / 2 sum_k sum_j F_kj (theta_j - theta_kj)^2. F_k is the diagonal of the Fisher information at the
-    end of task k, from the gradients of single examples with their own labels. The sum of the quadratics is one quadratic,
-    about the average of the theta_k weighted by F_k, and up to a constant it is kept so.
+    C(theta; B_i) + strength / 2 sum_k sum_j F_kj (theta_j - theta_kj)^2. F_k is the diagonal of the Fisher information at
+    the end of task k, from the gradients of single examples with their own labels. The sum of the quadratics is one
+    quadratic, about the average of the theta_k weighted by F_k, and up to a constant it is kept so.
 
     Args:
         model: where to start.

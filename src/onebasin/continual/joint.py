@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 from onebasin.continual.samples import Samples
-from onebasin.continual.streams import Task
 from onebasin.continual.strategy import Loss, Strategy, Training
+from onebasin.continual.streams import Task
 
 
 class Joint(Strategy):

@@ -15,8 +15,8 @@ from onebasin.continual.strategy import Loss, Strategy, Training
 class LwF(Strategy):
     """Learning without forgetting (Li and Hoiem 2016, arXiv 1606.09282), its eqs. 2 to 4.
 
-    C(theta; B_i) - strength sum_k sum_c y'_kc log yhat'_kc: the answers of the last network on the batch are targets, softened
-    by a temperature, for every earlier head k. Tasks that share one head count as one.
+    C(theta; B_i) - strength sum_k sum_c y'_kc log yhat'_kc: the answers of the last network on the batch are targets,
+    softened by a temperature, for every earlier head k. Tasks that share one head count as one.
 
     Args:
         model: where to start.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +47,9 @@ class AccuracyMatrix:
     @property
     def forgetting(self) -> float:
         """The paper's: how far each earlier task fell from its best, 1/(T-1) sum_{i<T} max_{i<=t<T} (a_ti - a_Ti)."""
-        return self._mean_over_earlier(lambda i: max(self.rows[t][i] for t in range(i, self.num_tasks - 1)) - self.rows[-1][i])
+        return self._mean_over_earlier(
+            lambda i: max(self.rows[t][i] for t in range(i, self.num_tasks - 1)) - self.rows[-1][i]
+        )
 
     @property
     def drop(self) -> float:
@@ -56,10 +58,10 @@ class AccuracyMatrix:
 
     @property
     def backward_transfer(self) -> float:
-        """Lopez-Paz and Ranzato (2017), eq. 3: the drop with its sign turned, positive where later tasks help earlier ones."""
+        """Lopez-Paz and Ranzato (2017), eq. 3: minus the drop, positive where later tasks help earlier ones."""
         return -self.drop
 
-    def _mean_over_earlier(self, value: Any) -> float:
+    def _mean_over_earlier(self, value: Callable[[int], float]) -> float:
         earlier = range(self.num_tasks - 1)
         return sum(value(i) for i in earlier) / len(earlier) if earlier else 0.0
 

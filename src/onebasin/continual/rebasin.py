@@ -49,8 +49,9 @@ class RebasinStrategy(Strategy):
         mass: start from an identity whose plan holds this mass on the diagonal, whatever its size, instead of the paper's.
         tau: temperature of the Sinkhorn operator.
         num_iters: its rounds.
-        training: see `Training`. Here `optimizer` is for delta, and SGD with a step of 0.05 and weight decay 0.1 if not given;
-            `first_optimizer` is Adam with a step of 1e-3; and `reset_norms` is on, because no step has seen the fused network.
+        training: see `Training`. Here `optimizer` is for delta, and SGD with a step of 0.05 and weight decay 0.1 if not
+            given; `first_optimizer` is Adam with a step of 1e-3; and `reset_norms` is on, because no step has seen the
+            fused network.
     """
 
     replays = True
@@ -84,7 +85,8 @@ class RebasinStrategy(Strategy):
         self.symmetry = symmetry.bind(model).restrict(groups)
         if not self.symmetry.groups and not residual:
             raise ValueError("without groups to permute and without a residual there is nothing to learn with")
-        self.alpha, self.fusion, self.weighting, self.residual = alpha, fusion, weighting, residual
+        self.alpha, self.fusion, self.residual = alpha, fusion, residual
+        self.weighting: Weighting = weighting
         self.plan_optimizer = plan_optimizer or adam(0.1)
         self.clip, self.noise, self.mass, self.tau, self.num_iters = clip, noise, mass, tau, num_iters
         self.history: list[dict[str, float]] = []
@@ -156,7 +158,7 @@ class RebasinStrategy(Strategy):
         self._net, self._theta, self._delta = None, {}, {}
 
     def _harden(self, net: RebasinNet, samples: Samples) -> Permutation:
-        """The assignment on the plans or that on the logits, whichever costs less half way, on examples of task and memory."""
+        """The assignment on the plans or that on the logits: the one that costs less half way, on task and memory."""
         feeds = [Feed(samples, _NUM_JUDGES, 1, self.generator)]
         if len(self.memory):
             feeds.append(Feed(self.memory.samples, _NUM_JUDGES, 1, self.generator))

@@ -45,8 +45,9 @@ def as_input(inputs: Tensor) -> Tensor:
 class Feed:
     """Shuffled batches, drawn by a step from its own position on the device.
 
-    The whole order is drawn beforehand, so that drawing a batch needs nothing from the host: a step can be captured in a CUDA
-    graph. Passes over the samples follow each other without a gap; a batch may hold the end of one and the start of the next.
+    The whole order is drawn beforehand, so that drawing a batch needs nothing from the host: a step can be captured in a
+    CUDA graph. Passes over the samples follow each other without a gap; a batch may hold the end of one and the start of
+    the next.
 
     Args:
         samples: to draw from.

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-# Steps run before a capture, so that libraries have made their workspaces and kernels are compiled. They train like any other.
+# Run before a capture, so that libraries have made their workspaces and kernels are compiled. They train like any others.
 _NUM_WARMUP = 3
 _CHUNK = 100
 _DONE = object()
@@ -19,8 +19,8 @@ def run_steps(step: Callable[[], None], num_steps: int, capture: bool = False, u
     Args:
         step: takes nothing from the host that changes between calls, if it is to be captured.
         num_steps: how many.
-        capture: record `unroll` steps as a CUDA graph after a few plain ones, and replay it. A small step then takes as long as
-            its kernels do, and not as long as Python takes to launch them.
+        capture: record `unroll` steps as a CUDA graph after a few plain ones, and replay it. A small step then takes as
+            long as its kernels do, and not as long as Python takes to launch them.
         unroll: steps in one graph.
     """
     done = 0
@@ -60,8 +60,8 @@ def _capture(step: Callable[[], None], unroll: int) -> torch.cuda.CUDAGraph:
 def interleave(runs: Sequence[Iterator[object]], device: torch.device | str) -> None:
     """Advance several runs in turn until all are done; on CUDA each on a stream of its own, so that they share the device.
 
-    Small networks leave most of a GPU idle: five seeds side by side take little longer than one. What the runs have in common
-    must be made before.
+    Small networks leave most of a GPU idle: five seeds side by side take little longer than one. What the runs have in
+    common must be made before.
     """
     pending = [(run, _new_stream(device)) for run in runs]
     while pending:

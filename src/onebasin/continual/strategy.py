@@ -256,9 +256,7 @@ class Strategy:
             Feed(samples, num_new, _NORM_BATCHES, self.generator),
             Feed(self.memory.samples, _NORM_BATCH_SIZE - num_new, _NORM_BATCHES, self.generator),
         ]
-        reset_statistics(
-            self.model, [as_input(torch.cat([f.draw().inputs for f in feeds])) for _ in range(_NORM_BATCHES)]
-        )
+        reset_statistics(self.model, [as_input(torch.cat([f.draw().inputs for f in feeds])) for _ in range(_NORM_BATCHES)])
 
     # ------------------------------------------------------------------------------------------------- looking and saving
 

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ class Task:
     Attributes:
         inputs: (N, ...), on any device; uint8 images are read as numbers from 0 to 1.
         targets: (N,), labels.
-        classes: the labels that may be answered in this task, which makes the output layer a head of its own (task-incremental
+        classes: the labels that may be answered in this task, which makes these outputs a head of its own (task-incremental
             learning). None: all of them (domain- and class-incremental learning).
         name: for tables.
     """
@@ -81,7 +82,13 @@ class _Lazily(Sequence[Task]):
     def __len__(self) -> int:
         return len(self._makers)
 
-    def __getitem__(self, index):  # an int gives a task, a slice a sequence of them
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> _Lazily: ...
+
+    def __getitem__(self, index: int | slice) -> Task | _Lazily:
         return _Lazily(self._makers[index]) if isinstance(index, slice) else self._makers[index]()
 
     def __iter__(self) -> Iterator[Task]:
@@ -196,7 +203,11 @@ def rotated_mnist(
 
 
 def split_cifar100(
-    num_tasks: int = 20, root: Root = None, validation: bool = False, device: torch.device | str = "cpu", seed: int | None = None
+    num_tasks: int = 20,
+    root: Root = None,
+    validation: bool = False,
+    device: torch.device | str = "cpu",
+    seed: int | None = None,
 ) -> Stream:
     """CIFAR-100 split into tasks of equally many classes, each with a head of its own; arguments as for `rotated_mnist`.
 
