@@ -18,6 +18,9 @@ ORDER = [
     "interpolation", "batches", "calibration", "connectivity", "plots", "pictures", "datasets",
     "matching.problem", "matching.scores", "matching.weights", "matching.sinkhorn", "matching.straight_through",
     "matching.activations", "matching", "alignment", "merging", "report",
+    "continual.metrics", "continual.samples", "continual.stepping", "continual.memory", "continual.streams",
+    "continual.strategy", "continual.evaluation", "continual.finetune", "continual.replay", "continual.ewc", "continual.lwf",
+    "continual.agem", "continual.derpp", "continual.joint", "continual.rebasin", "continual",
     "", "demo",
 ]  # fmt: skip
 ROOT = Path(onebasin.__file__).parent
