@@ -95,7 +95,7 @@ def draw_plane() -> Numbers:
     data = {"objective": ob.Midpoint(CRITERION), "data": BATCHES, "init": "weight-matching", "steps": 60}
     aligned = ob.align(b, to=a, example_inputs=IMAGES[:2], **data).model
     plane = ob.loss_plane(a, b, aligned, evaluate, resolution=41, margin=0.25)
-    figure = Figure(figsize=(6, 4.4), layout="constrained")
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.subplots()
     plot_plane(plane, axes)
     (start, *others) = plane.points

@@ -260,12 +260,12 @@ def _axes(names: Sequence[str]) -> str:
 
 def _table(header: Iterable[str], rows: Iterable[Sequence[str]], classes: Sequence[str]) -> str:
     """A table that scrolls in a box of its own; the cells are HTML already."""
-    head = "".join(f"<th class='{c}'>{_escape(h)}</th>" for h, c in zip(header, classes, strict=True))
+    head = "".join(f"<th scope='col' class='{c}'>{_escape(h)}</th>" for h, c in zip(header, classes, strict=True))
     body = "".join(
         "<tr>" + "".join(f"<td class='{c}'>{cell}</td>" for cell, c in zip(row, classes, strict=True)) + "</tr>\n"
         for row in rows
     )
-    return f"<div class='scroll'><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>"
+    return f"<div class='scroll' tabindex='0'><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>"
 
 
 def _long_table(header: Sequence[str], rows: Sequence[Sequence[str]], classes: Sequence[str], what: str) -> str:
