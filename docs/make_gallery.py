@@ -150,7 +150,6 @@ def draw_descent() -> Numbers:
         hard = [entry["best"] for entry in result.history if "hard" in entry]
         if hard:
             numbers[name]["before the polish"] = round(hard[-1], 3)
-    figure.axes[2].get_legend().remove()  # type: ignore[union-attr]
     save(figure, "descent")
     return numbers
 

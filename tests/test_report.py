@@ -162,6 +162,14 @@ def test_parts_may_be_missing():
     assert "0 of 3 moved" in text
 
 
+def test_long_values_stand_in_rows():
+    facts = [("seed", "17"), ("method", "activation-matching"), ("written", "runs/2026/digits/merged.safetensors")]
+    tiles, _, rows = render(Report("t", facts=facts)).partition("class='rows'")
+    assert "activation-matching" in tiles
+    assert "merged.safetensors" not in tiles
+    assert "merged.safetensors" in rows
+
+
 def test_two_hundred_groups_are_folded():
     axes = {f"layers.{i}.weight": f"h{i} h{i - 1}" if i else "h0 i" for i in range(200)}
     tensors = {key: torch.zeros(300, 300) for key in axes}

@@ -172,8 +172,9 @@ def plot_history(history: Sequence[Mapping[str, Any]], ax: Axes | None = None) -
         ax.plot(steps, values, label=label, **style)
     ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     ax.set_xlabel("sweep" if "sweep" in history[0] else "step")
-    ax.set_ylabel("inner product" if "inner" in series else "cost")
-    ax.legend(frameon=False, handlelength=2.6)
+    ax.set_ylabel(_SERIES["inner"][0] if "inner" in series else "cost")
+    if len(series) > 1:
+        ax.legend(frameon=False, handlelength=2.6)
     return ax
 
 

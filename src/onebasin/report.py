@@ -97,10 +97,17 @@ def render(report: Report) -> str:
 </header>
 <main>
 {"".join(sections)}</main>
-<footer>Written by onebasin {metadata.version("onebasin")}.</footer>
+<footer>Written by onebasin{_version()}.</footer>
 </body>
 </html>
 """
+
+
+def _version() -> str:
+    try:
+        return f" {metadata.version('onebasin')}"
+    except metadata.PackageNotFoundError:  # run from a source tree
+        return ""
 
 
 # ------------------------------------------------------------------------------------------------------------- sections
@@ -121,8 +128,16 @@ def _alignment_facts(alignment: Alignment | None) -> list[tuple[str, str]]:
 def _facts(facts: Sequence[tuple[str, str]]) -> str:
     if not facts:
         return ""
-    tiles = (f"<div><dt>{_escape(label)}</dt><dd>{_escape(value)}</dd></div>\n" for label, value in facts)
-    return f"<dl>\n{''.join(tiles)}</dl>\n"
+    pairs = [f"<div><dt>{_escape(label)}</dt><dd>{_escape(value)}</dd></div>\n" for label, value in facts]
+    short = [_fits_tile(value) for _, value in facts]
+    tiles = "".join(pair for pair, fits in zip(pairs, short, strict=True) if fits)
+    rows = "".join(pair for pair, fits in zip(pairs, short, strict=True) if not fits)
+    return (f"<dl class='tiles'>\n{tiles}</dl>\n" if tiles else "") + (f"<dl class='rows'>\n{rows}</dl>\n" if rows else "")
+
+
+def _fits_tile(value: str) -> bool:
+    """Whether a value can stand large in a small box; names of files can not."""
+    return len(value) <= 24 and all(len(word) <= 12 for word in value.replace("-", " ").split())
 
 
 def _paths(paths: dict[str, Path]) -> str:
@@ -153,8 +168,9 @@ def _convergence(alignment: Alignment | None) -> str:
         return ""
     figure, axes = _figure()
     plot_history(alignment.history, axes)
-    what = axes.get_ylabel()
-    picture = _plot(f"{what}, {alignment.method}", themed_svg(figure, f"{what} at each {axes.get_xlabel()}"))
+    what = f"{axes.get_ylabel()} at each {axes.get_xlabel()}"
+    axes.set_ylabel("")
+    picture = _plot(what, themed_svg(figure, what))
     return _section("Convergence", f"<div class='plots'>{picture}</div>")
 
 
