@@ -135,20 +135,30 @@ def list_trials(quick: bool) -> list[dict[str, Any]]:
     for benchmark, seeds in _SEEDS.items():
         runs = [_run(row, name, variant) for row, name, variant in CHOSEN[benchmark]]
         trials += _cut("chosen", benchmark, runs, seeds)
-    for benchmark, (seeds, num_tasks) in _TUNING.items():
-        runs = [_run(name, name, variant) for name, variants in GRIDS[benchmark].items() for variant in variants]
-        trials += _cut("tune", benchmark, runs, seeds, num_tasks)
+    trials += _tuning_trials("cifar")
+    runs = [_run("as the authors", "rebasin", AUTHORS["cifar"]["rebasin"]), _run("all permuted", "rebasin", REBASIN_CIFAR)]
+    trials += _cut("ablation", "cifar", runs, _SEEDS["cifar"])
+    trials += _authors_trials("mnist")
+    trials += _tuning_trials("mnist")
     ablations = {row: {**REBASIN_MNIST, **change} for row, change in ABLATIONS.items()}
     for layers in (1, 2):
         rows = ablations if layers == 1 else _DEEP_ABLATIONS
         runs = [_run(row, "rebasin", ablations[row]) for row in rows]
         trials += _cut("ablation", "mnist", runs, _SEEDS["mnist"], layers=layers)
-    runs = [_run("as the authors", "rebasin", AUTHORS["cifar"]["rebasin"]), _run("all permuted", "rebasin", REBASIN_CIFAR)]
-    trials += _cut("ablation", "cifar", runs, _SEEDS["cifar"])
-    for benchmark, settings in AUTHORS.items():
-        runs = [_run(name, name, variant) for name, variant in settings.items() if name != "rebasin"]
-        trials += _cut("authors", benchmark, runs, _SEEDS[benchmark], most=100)
-    return trials + [trial for benchmark in _SEEDS for trial in _cost_trials(benchmark)]
+    trials += _authors_trials("cifar")
+    return trials + _cost_trials("mnist") + _cost_trials("cifar")
+
+
+def _tuning_trials(benchmark: str) -> list[dict[str, Any]]:
+    seeds, num_tasks = _TUNING[benchmark]
+    runs = [_run(name, name, variant) for name, variants in GRIDS[benchmark].items() for variant in variants]
+    return _cut("tune", benchmark, runs, seeds, num_tasks)
+
+
+def _authors_trials(benchmark: str) -> list[dict[str, Any]]:
+    """Baselines, all in one trial: those with batches of ten take long however few share the device."""
+    runs = [_run(name, name, variant) for name, variant in AUTHORS[benchmark].items() if name != "rebasin"]
+    return _cut("authors", benchmark, runs, _SEEDS[benchmark], most=100)
 
 
 def _run(row: str, strategy: str, variant: Variant) -> dict[str, Any]:
@@ -171,8 +181,8 @@ def _cut(
 
 
 def _cost_trials(benchmark: str) -> list[dict[str, Any]]:
-    size = 500 if benchmark == "mnist" else 10
-    variant = {"batch_size": size, "epochs": 5, "first_epochs": 1, "replay_size": size}
+    size, epochs = (500, 5) if benchmark == "mnist" else (10, 1)
+    variant = {"batch_size": size, "epochs": epochs, "first_epochs": 1, "replay_size": size}
     return [
         {**trial, "capture": capture}
         for name in ("finetune", "replay", "derpp", "agem", "lwf", "ewc", "rebasin")

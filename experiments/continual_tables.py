@@ -81,7 +81,7 @@ def by_row(runs: Iterable[Run]) -> dict[str, dict[int, Run]]:
 
 
 def scores(runs: Iterable[Run]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Accuracy in percent, forgetting and Avalanche's forgetting of each run; of joint training, which ends with one row, 0."""
+    """Accuracy in percent, forgetting and Avalanche's forgetting of each run; 0 of joint training, which has one row."""
     values = []
     for run in runs:
         last = run["rows"][-1]
