@@ -1,4 +1,4 @@
-"""Strategies of ours as templates of Avalanche (the extra ``onebasin[avalanche]``), on its benchmarks, metrics and loggers."""
+"""Strategies of ours as templates of Avalanche, on its benchmarks and metrics: the extra ``onebasin[avalanche]``."""
 
 from __future__ import annotations
 
@@ -84,6 +84,7 @@ def _read_classes(experience: Any) -> tuple[int, ...]:
     classes = getattr(experience, "classes_in_this_experience", None)
     if classes is None:
         raise ValueError(
-            "heads=True needs the classes of each experience: make the benchmark with avalanche.benchmarks.with_classes_timeline"
+            "heads=True needs the classes of each experience: "
+            "wrap the benchmark in avalanche.benchmarks.with_classes_timeline"
         )
     return tuple(sorted(classes))
