@@ -1,7 +1,7 @@
 """Continual learning (Table 3): Rotated MNIST and Split CIFAR-100, re-basin and its competitors.
 
-A trial is a strategy with one or several variants of its options, on one or several seeds, side by side on the device. The
-stages are "authors" (their settings, test data), "ablation" (re-basin without its parts, test data), "tune" (grids, on
+A trial is one or several strategies with their options, on one or several seeds, side by side on the device. The stages
+are "authors" (their settings, test data), "ablation" (re-basin without its parts, test data), "tune" (grids, on
 held-out training images; on CIFAR the first three tasks), "chosen" (the best of the grid, test data) and "cost" (time and
 memory of a step).
 """
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import onebasin as ob
 from experiments import continual_tables
 from experiments.continual_networks import ResNet18, make_mlp
-from experiments.continual_settings import Variant, list_trials
+from experiments.continual_settings import list_trials
 from onebasin import continual
 
 STRATEGIES: dict[str, Callable[..., continual.Strategy]] = {
@@ -39,12 +39,12 @@ STRATEGIES: dict[str, Callable[..., continual.Strategy]] = {
 
 
 def configs(quick: bool) -> list[dict[str, Any]]:
-    """All trials, the longest first."""
+    """All trials, the most important first."""
     return list_trials(quick)
 
 
 def run(config: dict[str, Any], device: str) -> dict[str, Any]:
-    """All variants and seeds of a trial, each with its accuracy matrix.
+    """All runs of a trial on all its seeds, each with its accuracy matrix.
 
     A failure is a result too: other trials that share the device go on.
     """
@@ -63,31 +63,26 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
 
 def _run_side_by_side(config: dict[str, Any], device: str) -> dict[str, Any]:
     stream = _make_stream(config["benchmark"], config["stage"] == "tune", device).first(config["num_tasks"])
-    runs = [
-        (variant, seed, make_strategy(config, variant, seed, device))
-        for variant in config["variants"]
-        for seed in config["seeds"]
-    ]
-    rows: list[list[Tensor]] = [[] for _ in runs]
+    chosen = [(run, seed) for run in config["runs"] for seed in config["seeds"]]
+    strategies = [make_strategy(config, run, seed, device) for run, seed in chosen]
+    rows: list[list[Tensor]] = [[] for _ in chosen]
     begin = time.perf_counter()
-    continual.interleave(
-        [_follow(strategy, stream, found) for (_, _, strategy), found in zip(runs, rows, strict=True)], device
-    )
+    continual.interleave([_follow(s, stream, found) for s, found in zip(strategies, rows, strict=True)], device)
     matrices = [[row.tolist() for row in found] for found in rows]
-    seconds = time.perf_counter() - begin
     return {
         "runs": [
             {
-                "variant": variant,
+                "row": run["row"],
                 "seed": seed,
+                "variant": run["variant"],
                 "rows": [[round(value, 5) for value in row] for row in matrix],
-                "history": getattr(strategy, "history", []),
+                "moved": [round(entry["moved"], 4) for entry in getattr(strategy, "history", [])],
             }
-            for (variant, seed, strategy), matrix in zip(runs, matrices, strict=True)
+            for (run, seed), strategy, matrix in zip(chosen, strategies, matrices, strict=True)
         ],
-        "seconds": round(seconds, 2),
+        "seconds": round(time.perf_counter() - begin, 2),
         "peak_memory": torch.cuda.max_memory_allocated() if device.startswith("cuda") else None,
-        "captured": runs[0][2].capture,
+        "captured": strategies[0].capture,
     }
 
 
@@ -102,25 +97,25 @@ def _follow(strategy: continual.Strategy, stream: continual.Stream, rows: list[T
         yield None
 
 
-def make_strategy(config: dict[str, Any], variant: Variant, seed: int, device: str) -> continual.Strategy:
-    """The strategy of a trial, from plain values."""
+def make_strategy(config: dict[str, Any], run: dict[str, Any], seed: int, device: str) -> continual.Strategy:
+    """The strategy of a run, from plain values."""
     torch.manual_seed(seed)
-    model = make_mlp(config.get("layers", 1)) if config["benchmark"] == "mnist" else ResNet18()
-    options = dict(variant)
+    model = make_mlp(config["layers"]) if config["benchmark"] == "mnist" else ResNet18()
+    options = dict(run["variant"])
     capture = device.startswith("cuda") and "ONEBASIN_EAGER" not in os.environ
     options |= {"seed": seed, "capture": capture}
     lr, momentum = options.pop("lr", None), options.pop("momentum", 0.0)
     decay, plan_lr, first_lr = options.pop("decay", None), options.pop("plan_lr", None), options.pop("first_lr", None)
     if first_lr is not None:
         options["first_optimizer"] = continual.adam(first_lr)
-    name = config["strategy"]
+    name = run["strategy"]
     if name != "rebasin":
         options["optimizer"] = continual.sgd(lr or 0.1, momentum=momentum, weight_decay=decay or 0.0)
         return STRATEGIES[name](model.to(device), **options)
     delta = {"lr": 0.05 if lr is None else lr, "weight_decay": 0.1 if decay is None else decay, "momentum": momentum}
     options["optimizer"] = continual.sgd(**delta)
     options["plan_optimizer"] = continual.adam(plan_lr or 0.1)
-    return continual.RebasinStrategy(model.to(device), _symmetry(config["benchmark"], config.get("layers", 1)), **options)
+    return continual.RebasinStrategy(model.to(device), _symmetry(config["benchmark"], config["layers"]), **options)
 
 
 @functools.cache
@@ -138,7 +133,7 @@ def _make_stream(benchmark: str, validation: bool, device: str) -> continual.Str
 def _run_cost(config: dict[str, Any], device: str) -> dict[str, Any]:
     """The time of a step on a second task, alone on the device, and the peak of its memory."""
     stream = _make_stream(config["benchmark"], False, device).first(2)
-    strategy = make_strategy(config, config["variants"][0], 0, device)
+    strategy = make_strategy(config, config["runs"][0], 0, device)
     strategy.capture = strategy.capture and config["capture"]
     strategy.fit(stream.train[0])
     cuda = device.startswith("cuda")

@@ -22,9 +22,9 @@ AUTHORS: dict[str, dict[str, Variant]] = {
         "lwf": {"lr": 0.001, "batch_size": 10, "epochs": 5, "strength": 1.0, "temperature": 0.5},
         "finetune": {"lr": 0.01, "batch_size": 10, "epochs": 5},
         "joint": {"lr": 0.1, "batch_size": 500, "epochs": 50},
-        "rebasin": REBASIN_MNIST,
     },
     "cifar": {
+        # They permuted linear layers only, and this network has no hidden one.
         "rebasin": {**REBASIN_CIFAR, "groups": []},
         "agem": {"lr": 0.001, "batch_size": 10, "epochs": 10, "replay_size": 50},
         "ewc": {"lr": 0.01, "batch_size": 10, "epochs": 5, "strength": 200.0, "fisher_batch": 10, "num_fisher": 1000},
@@ -67,100 +67,125 @@ def _cifar_grid(**values: list[Any]) -> list[Variant]:
     return [{"batch_size": 10, "epochs": 5, "first_lr": 1e-3, "first_epochs": 20, **variant} for variant in grid(**values)]
 
 
-_REBASIN_GRID = grid(clip=[1e-3, 3e-3, 1e-2, None], decay=[0.1, 0.01], weighting=["pooled", "equal"])
+# Step, clip and weight decay of the residual: the authors' first.
+_MNIST_RESIDUALS = [
+    (0.05, 1e-3, 0.1), (0.05, 1e-3, 0.01), (0.1, 1e-3, 0.1), (0.05, 3e-3, 0.1), (0.05, 3e-3, 0.03),
+    (0.05, 1e-2, 0.1), (0.05, 1e-2, 0.01), (0.05, None, 0.1), (0.05, None, 0.01), (0.02, None, 0.03),
+]  # fmt: skip
+_CIFAR_RESIDUALS = [
+    (0.5, 1e-3, 1e-4), (0.5, 1e-3, 1e-2), (0.2, 1e-3, 1e-3), (0.05, 1e-3, 1e-2), (0.05, None, 1e-3), (0.01, None, 1e-2),
+]  # fmt: skip
+# With the permutation at two weights in the fusion, and without it: the same settings for both.
+_MOVES: list[Variant] = [{"alpha": 0.8}, {"alpha": 0.5}, {"groups": []}]
+
 GRIDS: dict[str, dict[str, list[Variant]]] = {
     "mnist": {
         "rebasin": [
-            {**REBASIN_MNIST, **variant, "groups": groups, "alpha": alpha}
-            for variant in _REBASIN_GRID
-            for groups, alpha in ((None, 0.8), (None, 0.5), ([], 0.8))
+            {**REBASIN_MNIST, "lr": lr, "clip": clip, "decay": decay, "weighting": weighting, **move}
+            for lr, clip, decay in _MNIST_RESIDUALS
+            for weighting in ("pooled", "equal")
+            for move in _MOVES
         ],
         "replay": _mnist_grid(lr=[0.003, 0.01, 0.03, 0.1], weighting=["pooled", "equal"], epochs=[1, 5]),
-        "derpp": _mnist_grid(lr=[0.003, 0.01, 0.03, 0.1], alpha=[0.1, 0.5, 1.0], beta=[0.5, 1.0]),
-        "agem": _mnist_grid(lr=[0.003, 0.01, 0.03, 0.1], epochs=[1, 5], replay_size=[256]),
-        "ewc": _mnist_grid(lr=[0.003, 0.01, 0.03], strength=[1.0, 10.0, 100.0], epochs=[1, 5]),
-        "lwf": _mnist_grid(lr=[0.003, 0.01, 0.03], strength=[0.5, 2.0], temperature=[2.0], epochs=[1, 5]),
-        "finetune": _mnist_grid(lr=[0.001, 0.003, 0.01, 0.03], epochs=[1, 5]),
+        "derpp": _mnist_grid(lr=[0.01, 0.03, 0.1], alpha=[0.1, 0.5], beta=[0.5, 1.0]),
+        "agem": _mnist_grid(lr=[0.01, 0.03, 0.1], epochs=[1, 5], replay_size=[256]),
+        "ewc": _mnist_grid(lr=[0.003, 0.01, 0.03], strength=[1.0, 10.0, 100.0]),
+        "lwf": _mnist_grid(lr=[0.003, 0.01, 0.03], strength=[0.5, 2.0], temperature=[2.0]),
+        "finetune": _mnist_grid(lr=[0.001, 0.003, 0.01], epochs=[1, 5]),
     },
     "cifar": {
         "rebasin": [
-            {**REBASIN_CIFAR, **variant, "groups": groups}
-            for variant in grid(lr=[0.05, 0.5], clip=[1e-3, 1e-2, None], decay=[1e-4, 1e-2], weighting=["equal"])
-            for groups in (None, [])
-            if not (variant["lr"] == 0.5 and variant["clip"] is None)
+            {**REBASIN_CIFAR, "lr": lr, "clip": clip, "decay": decay, **replay, **move}
+            for lr, clip, decay in _CIFAR_RESIDUALS
+            for replay in ({"replay_size": 10}, {"replay_size": 50, "weighting": "equal"})
+            for move in _MOVES[::2]
         ],
-        "replay": _cifar_grid(lr=[0.01, 0.03, 0.1], weighting=["pooled"], epochs=[1, 5], reset_norms=[False, True]),
-        "derpp": _cifar_grid(lr=[0.01, 0.03, 0.1], alpha=[0.1, 0.5], beta=[0.5]),
-        "agem": _cifar_grid(lr=[0.01, 0.03, 0.1], epochs=[1, 5], replay_size=[50]),
+        "replay": [
+            {**variant, **replay}
+            for variant in _cifar_grid(lr=[0.01, 0.03, 0.1], reset_norms=[False, True])
+            for replay in ({"replay_size": 10}, {"replay_size": 50, "weighting": "equal"})
+        ],
+        "derpp": _cifar_grid(lr=[0.01, 0.03, 0.1], alpha=[0.1, 0.5]),
+        "agem": _cifar_grid(lr=[0.01, 0.03, 0.1], replay_size=[50]),
         "ewc": _cifar_grid(lr=[0.01, 0.03], strength=[10.0, 100.0, 1000.0], num_fisher=[500]),
         "lwf": _cifar_grid(lr=[0.01, 0.03], strength=[0.5, 2.0], temperature=[2.0]),
-        "finetune": _cifar_grid(lr=[0.01, 0.03, 0.1], epochs=[1, 5]),
+        "finetune": _cifar_grid(lr=[0.01, 0.03, 0.1]),
     },
 }
 
-# The best mean validation accuracy of each grid; filled in from the records of the stage "tune".
-CHOSEN: dict[str, dict[str, Variant]] = {"mnist": {}, "cifar": {}}
+# The best mean validation accuracy of each grid, as ``--draw`` prints it from the records of the stage "tune".
+CHOSEN: dict[str, list[tuple[str, str, Variant]]] = {"mnist": [], "cifar": []}
+
+# ------------------------------------------------------------------------------------------------------------------- trials
 
 _SEEDS = {"mnist": [0, 1, 2, 3, 4], "cifar": [0, 1, 2]}
-_MOST_RUNS = 12  # side by side in one process
+_TUNING = {"mnist": ([100, 101], 20), "cifar": ([100], 3)}  # seeds that no test has, and tasks
+_MOST_RUNS = 16  # side by side in one process
+_DEEP_ABLATIONS = ("as the authors", "no permutation", "no residual", "no replay", "equal weighting")
 
 
 def list_trials(quick: bool) -> list[dict[str, Any]]:
-    """Every trial of the experiment, by stage, the longest first within it."""
+    """Every trial of the experiment, the most important first."""
     if quick:
         small = {"batch_size": 500, "epochs": 1}
-        kinds = {"rebasin": {**small, "noise": 0.1}, "replay": {**small, "lr": 0.03}, "finetune": {**small, "lr": 0.03}}
-        return [_trial("authors", "mnist", name, [variant], [0], num_tasks=3) for name, variant in kinds.items()]
-    trials = []
+        runs = [_run("rebasin", "rebasin", {**small, "noise": 0.1})]
+        runs += [_run(name, name, {**small, "lr": 0.03}) for name in ("replay", "finetune")]
+        return _cut("authors", "mnist", runs, [0], num_tasks=3)
+    trials: list[dict[str, Any]] = []
     for benchmark, seeds in _SEEDS.items():
-        for name, variant in AUTHORS[benchmark].items():
-            trials.append(_trial("authors", benchmark, name, [variant], seeds))
-        whole = {**REBASIN_CIFAR} if benchmark == "cifar" else {**REBASIN_MNIST}
-        if benchmark == "cifar":
-            trials.append(_trial("ablation", benchmark, "rebasin", [whole], seeds))
-        else:
-            trials.append(_trial("authors", benchmark, "rebasin", [whole], seeds, layers=2))
-            for layers in (1, 2):
-                variants = [{**REBASIN_MNIST, **ablation} for ablation in ABLATIONS.values()]
-                trials += [
-                    _trial("ablation", benchmark, "rebasin", part, seeds, layers=layers)
-                    for part in _parts(variants, _MOST_RUNS // len(seeds))
-                ]
-        tuned_on, seeds_of_tuning = (3, [0]) if benchmark == "cifar" else (20, [0])
-        for name, variants in GRIDS[benchmark].items():
-            trials += [
-                _trial("tune", benchmark, name, part, seeds_of_tuning, num_tasks=tuned_on)
-                for part in _parts(variants, _MOST_RUNS)
-            ]
-        for name, variant in CHOSEN[benchmark].items():
-            trials.append(_trial("chosen", benchmark, name.partition(" ")[0], [variant], seeds))
-        trials += _cost_trials(benchmark)
-    return trials
+        runs = [_run(row, name, variant) for row, name, variant in CHOSEN[benchmark]]
+        trials += _cut("chosen", benchmark, runs, seeds)
+    trials += _tuning_trials("cifar")
+    runs = [_run("as the authors", "rebasin", AUTHORS["cifar"]["rebasin"]), _run("all permuted", "rebasin", REBASIN_CIFAR)]
+    trials += _cut("ablation", "cifar", runs, _SEEDS["cifar"])
+    trials += _authors_trials("mnist")
+    trials += _tuning_trials("mnist")
+    ablations = {row: {**REBASIN_MNIST, **change} for row, change in ABLATIONS.items()}
+    for layers in (1, 2):
+        rows = ablations if layers == 1 else _DEEP_ABLATIONS
+        runs = [_run(row, "rebasin", ablations[row]) for row in rows]
+        trials += _cut("ablation", "mnist", runs, _SEEDS["mnist"], layers=layers)
+    trials += _authors_trials("cifar")
+    return trials + _cost_trials("mnist") + _cost_trials("cifar")
 
 
-def _trial(
+def _tuning_trials(benchmark: str) -> list[dict[str, Any]]:
+    seeds, num_tasks = _TUNING[benchmark]
+    runs = [_run(name, name, variant) for name, variants in GRIDS[benchmark].items() for variant in variants]
+    return _cut("tune", benchmark, runs, seeds, num_tasks)
+
+
+def _authors_trials(benchmark: str) -> list[dict[str, Any]]:
+    """Baselines, all in one trial: those with batches of ten take long however few share the device."""
+    runs = [_run(name, name, variant) for name, variant in AUTHORS[benchmark].items() if name != "rebasin"]
+    return _cut("authors", benchmark, runs, _SEEDS[benchmark], most=100)
+
+
+def _run(row: str, strategy: str, variant: Variant) -> dict[str, Any]:
+    return {"row": row, "strategy": strategy, "variant": variant}
+
+
+def _cut(
     stage: str,
     benchmark: str,
-    strategy: str,
-    variants: list[Variant],
+    runs: list[dict[str, Any]],
     seeds: list[int],
     num_tasks: int = 20,
     layers: int = 1,
-) -> dict[str, Any]:
-    trial = {"stage": stage, "benchmark": benchmark, "strategy": strategy, "num_tasks": num_tasks}
-    return {**trial, "layers": layers, "variants": variants, "seeds": seeds}
-
-
-def _parts(variants: list[Variant], size: int) -> list[list[Variant]]:
-    return [variants[i : i + size] for i in range(0, len(variants), size)]
+    most: int = _MOST_RUNS,
+) -> list[dict[str, Any]]:
+    """Trials that hold as many runs as fit side by side."""
+    size = max(1, most // len(seeds))
+    trial = {"stage": stage, "benchmark": benchmark, "num_tasks": num_tasks, "layers": layers, "seeds": seeds}
+    return [{**trial, "runs": runs[i : i + size]} for i in range(0, len(runs), size)]
 
 
 def _cost_trials(benchmark: str) -> list[dict[str, Any]]:
-    size = 500 if benchmark == "mnist" else 10
-    variant = {"batch_size": size, "epochs": 5, "first_epochs": 1, "replay_size": size}
-    names = ("finetune", "replay", "derpp", "agem", "lwf", "ewc", "rebasin")
+    size, epochs = (500, 5) if benchmark == "mnist" else (10, 1)
+    variant = {"batch_size": size, "epochs": epochs, "first_epochs": 1, "replay_size": size}
     return [
-        {**_trial("cost", benchmark, name, [variant], [0], num_tasks=2), "capture": capture}
-        for name in names
+        {**trial, "capture": capture}
+        for name in ("finetune", "replay", "derpp", "agem", "lwf", "ewc", "rebasin")
+        for trial in _cut("cost", benchmark, [_run(name, name, variant)], [0], num_tasks=2)
         for capture in (True, False)
     ]

@@ -20,7 +20,8 @@ ORDER = [
     "matching.activations", "matching", "alignment", "merging", "report",
     "continual.metrics", "continual.samples", "continual.stepping", "continual.memory", "continual.streams",
     "continual.strategy", "continual.evaluation", "continual.finetune", "continual.replay", "continual.ewc", "continual.lwf",
-    "continual.agem", "continual.derpp", "continual.joint", "continual.rebasin", "continual",
+    "continual.agem", "continual.derpp", "continual.joint", "continual.halfway", "continual.rebasin",
+    "continual.avalanche", "continual",
     "", "demo",
 ]  # fmt: skip
 ROOT = Path(onebasin.__file__).parent
@@ -70,5 +71,6 @@ def test_import_needs_torch_numpy_and_scipy_alone():
         "torchvision",
         "transformers",
         "lap",
+        "avalanche",
         "pytest",
     }

@@ -13,9 +13,9 @@ from onebasin.continual.strategy import Loss, Strategy, Training
 class DERPlusPlus(Strategy):
     """Dark experience replay (Buzzega et al. 2020, arXiv 2004.07211), its eq. 6.
 
-    C(theta; B_i) + alpha mean |z' - h(x')|^2 + beta C(theta; x'', y''), where z' is what the network answered when its task was
-    done, and x' and x'' are two batches of the memory. The authors fill a reservoir while they train; here the memory is
-    that of all strategies, filled after each task.
+    C(theta; B_i) + alpha mean |z' - h(x')|^2 + beta C(theta; x'', y''), where z' is what the network answered when its
+    task was done, and x' and x'' are two batches of the memory. The authors fill a reservoir while they train; here the
+    memory is that of all strategies, filled after each task.
 
     Args:
         model: where to start.

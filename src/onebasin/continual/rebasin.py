@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from onebasin.continual.halfway import HalfWay
 from onebasin.continual.replay import check_weighting
 from onebasin.continual.samples import Feed, Samples
 from onebasin.continual.strategy import Loss, MakeOptimizer, Strategy, Training, Weighting, adam, sgd
-from onebasin.gather import mix
-from onebasin.layout import names
 from onebasin.network import RebasinNet
 from onebasin.permutation import Permutation
 from onebasin.structure import Symmetry
@@ -90,27 +89,24 @@ class RebasinStrategy(Strategy):
         self.plan_optimizer = plan_optimizer or adam(0.1)
         self.clip, self.noise, self.mass, self.tau, self.num_iters = clip, noise, mass, tau, num_iters
         self.history: list[dict[str, float]] = []
-        self._net: RebasinNet | None = None
-        self._theta: dict[str, Tensor] = {}
-        self._delta: dict[str, nn.Parameter] = {}
+        self._half_way: HalfWay | None = None
 
     def begin(self, samples: Samples, num_steps: int) -> Callable[[], None]:
         """Plain training for the first task; plans and residual afterwards."""
         if self.num_tasks == 1:
             return super().begin(samples, num_steps)
         self.open_feeds(samples, num_steps)
-        self._start()
-        optimizers = []
-        if self._net is not None:
-            optimizers.append(self.make_optimizer(self.plan_optimizer, list(self._net.parameters())))
-        delta = list(self._delta.values())
+        here = self._half_way = HalfWay(self.model, self.symmetry, self._make_net(), self.residual, self.generator)
+        delta, optimizers = list(here.delta.values()), []
+        if here.net is not None:
+            optimizers.append(self.make_optimizer(self.plan_optimizer, list(here.net.parameters())))
         if delta:
             optimizers.append(self.make_optimizer(self.optimizer, delta))
 
         def step() -> None:
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            self.replayed_loss(self.weighting, self._soft()).backward()
+            here.backward(lambda params: self.replayed_loss(self.weighting, params))
             if self.clip is not None and delta:
                 torch.nn.utils.clip_grad_value_(delta, self.clip)
             for optimizer in optimizers:
@@ -118,46 +114,27 @@ class RebasinStrategy(Strategy):
 
         return step
 
-    def _start(self) -> None:
-        """Logits at the identity, and a small random residual."""
-        self._theta = {name: value.detach().clone() for name, value in self.model.named_parameters()}
-        self._net = None
-        if self.symmetry.groups:
-            start = None if self.mass is None else self.symmetry.identity()
-            mass = 0.5 if self.mass is None else self.mass
-            self._net = RebasinNet(
-                self.model, self.symmetry, self.tau, self.num_iters, start, self.noise, mass, generator=self.generator
-            )
-        self._delta = {}
-        if self.residual:
-            for name, value in self._theta.items():
-                noise = torch.randn(value.shape, generator=self.generator)
-                self._delta[name] = nn.Parameter((1e-4 * noise).to(value))
-
-    def _soft(self) -> dict[str, Tensor]:
-        """(theta + pi_P(theta)) / 2 + delta, differentiable in P and delta."""
-        plans = {} if self._net is None else self._net.plans(check=False)
-        return {name: self._point(name, value, plans) for name, value in self._theta.items()}
-
-    def _point(self, name: str, value: Tensor, plans: dict[str, Tensor]) -> Tensor:
-        layout = self.symmetry.layouts[name]
-        if names(layout) & plans.keys():
-            value = torch.lerp(value, mix(value, layout, plans, self.symmetry.parents), 0.5)
-        return value + self._delta[name] if name in self._delta else value
+    def _make_net(self) -> RebasinNet | None:
+        """Plans that start at the identity."""
+        if not self.symmetry.groups:
+            return None
+        start, mass = (None, 0.5) if self.mass is None else (self.symmetry.identity(), self.mass)
+        return RebasinNet(
+            self.model, self.symmetry, self.tau, self.num_iters, start, self.noise, mass, generator=self.generator
+        )
 
     def finish(self, samples: Samples) -> None:
         """Harden the plans and fuse."""
-        if self.num_tasks == 1:
+        here, self._half_way = self._half_way, None
+        if here is None:
             return
-        permutation = None if self._net is None else self._harden(self._net, samples)
-        weight = self.alpha if self.fusion == "code" else 1 - self.alpha
-        self._load(permutation, weight)
+        permutation = None if here.net is None else self._harden(here, here.net, samples)
+        self._load(here.fuse(permutation, self.alpha if self.fusion == "code" else 1 - self.alpha))
         still = 1.0 if permutation is None else permutation.agreement(permutation.symmetry.identity())
-        length = torch.stack([d.detach().square().sum() for d in self._delta.values()]).sum().sqrt() if self._delta else 0.0
-        self.history.append({"task": float(self.num_tasks - 1), "moved": 1 - still, "residual": float(length)})
-        self._net, self._theta, self._delta = None, {}, {}
+        entry = {"task": float(self.num_tasks - 1), "moved": 1 - still, "residual": here.residual_length()}
+        self.history.append(entry)
 
-    def _harden(self, net: RebasinNet, samples: Samples) -> Permutation:
+    def _harden(self, here: HalfWay, net: RebasinNet, samples: Samples) -> Permutation:
         """The assignment on the plans or that on the logits: the one that costs less half way, on task and memory."""
         feeds = [Feed(samples, _NUM_JUDGES, 1, self.generator)]
         if len(self.memory):
@@ -165,20 +142,15 @@ class RebasinStrategy(Strategy):
         judges = Samples.join([feed.draw() for feed in feeds])
 
         def cost(permutation: Permutation) -> float:
-            self._load(permutation, 0.5)
             with torch.no_grad():
-                return float(self.loss(self.answer(judges), judges.targets))
+                return float(self.loss(self.answer(judges, here.fuse(permutation, 0.5)), judges.targets))
 
         return net.permutation(cost)
 
-    def _load(self, permutation: Permutation | None, weight: float) -> None:
-        """Give the network the parameters weight theta + (1 - weight) pi(theta) + delta."""
+    def _load(self, params: dict[str, Tensor]) -> None:
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
-                value = self._theta[name]
-                if permutation is not None:
-                    value = torch.lerp(permutation.move(value, self.symmetry.layouts[name]), value, weight)
-                parameter.copy_(value + self._delta[name] if name in self._delta else value)
+                parameter.copy_(params[name])
 
     def state_dict(self) -> dict[str, Any]:
         """With the history."""

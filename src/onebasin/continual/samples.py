@@ -60,8 +60,9 @@ class Feed:
         self.samples = samples
         device, num_samples = samples.inputs.device, len(samples)
         num_passes = -(-num_steps * batch_size // num_samples)
-        order = torch.rand(num_passes, num_samples, generator=generator).argsort(dim=1).flatten()
-        self._order = order[: num_steps * batch_size].view(num_steps, batch_size).to(device)
+        keys = torch.rand(num_passes, num_samples, generator=generator).to(device)
+        order = keys.argsort(dim=1, stable=True).flatten()  # stable: equal keys must not depend on the device either
+        self._order = order[: num_steps * batch_size].view(num_steps, batch_size)
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
 
     def draw(self) -> Samples:

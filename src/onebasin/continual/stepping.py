@@ -11,7 +11,7 @@ _CHUNK = 100
 _DONE = object()
 
 
-def run_steps(step: Callable[[], None], num_steps: int, capture: bool = False, unroll: int = 5) -> Iterator[int]:
+def run_steps(step: Callable[[], None], num_steps: int, capture: bool = False, unroll: int = 4) -> Iterator[int]:
     """Run a step again and again, yielding the number done so far from time to time.
 
     Nothing waits for the device: on CUDA the numbers count steps that were issued.
