@@ -41,6 +41,7 @@ class Report:
         alignment: its method, cost and convergence.
         paths: by name; the first is the one that the others are compared with.
         facts: further numbers, as label and value.
+        permutations: further permutations by name, such as those of the models of a merge.
     """
 
     title: str
@@ -50,6 +51,7 @@ class Report:
     alignment: Alignment | None = None
     paths: dict[str, Path] = field(default_factory=dict)
     facts: list[tuple[str, str]] = field(default_factory=list)
+    permutations: dict[str, Permutation] = field(default_factory=dict)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the HTML file, whole or not at all."""
@@ -68,13 +70,14 @@ def render(report: Report) -> str:
     Needs matplotlib (``onebasin[plots]``) where there is a curve to draw. The same report gives the same text.
     """
     permutation = report.permutation or (report.alignment.permutation if report.alignment else None)
-    symmetry = report.symmetry or (permutation.symmetry if permutation else None)
+    permutations = {**({"": permutation} if permutation else {}), **report.permutations}
+    symmetry = report.symmetry or next((permutation.symmetry for permutation in permutations.values()), None)
     sections = [
         _facts([*_alignment_facts(report.alignment), *report.facts]),
         _paths(report.paths),
         _convergence(report.alignment),
-        _matrices(permutation),
-        _groups(symmetry, permutation),
+        *(_matrices(name, permutation) for name, permutation in permutations.items()),
+        _groups(symmetry, permutations),
         _pins(symmetry),
     ]
     style = resources.files("onebasin").joinpath("data/report.css").read_text(encoding="utf-8")
@@ -174,8 +177,8 @@ def _convergence(alignment: Alignment | None) -> str:
     return _section("Convergence", f"<div class='plots'>{picture}</div>")
 
 
-def _matrices(permutation: Permutation | None) -> str:
-    if permutation is None or not permutation.indices:
+def _matrices(title: str, permutation: Permutation) -> str:
+    if not permutation.indices:
         return ""
     cards = []
     for name, group in permutation.symmetry.groups.items():
@@ -188,21 +191,21 @@ def _matrices(permutation: Permutation | None) -> str:
     note += " Large matrices are shown in blocks, darker where more units lie."
     shown, rest = (f"<div class='matrices'>\n{''.join(part)}</div>" for part in _cut(cards, _OPEN_MATRICES))
     more = _fold(f"{len(cards) - _OPEN_MATRICES} more", rest) if len(cards) > _OPEN_MATRICES else ""
-    return _section("Permutation matrices", f"<p>{note}</p>{shown}{more}")
+    heading = f"Permutation matrices of {_escape(title)}" if title else "Permutation matrices"
+    return _section(heading, f"<p>{note}</p>{shown}{more}")
 
 
-def _groups(symmetry: Symmetry | None, permutation: Permutation | None) -> str:
+def _groups(symmetry: Symmetry | None, permutations: dict[str, Permutation]) -> str:
     if symmetry is None:
         return ""
     rows = []
     for name, group in symmetry.groups.items():
         each = f" for each {', '.join(group.parents)}" if group.parents else ""
-        moved = []
-        if permutation is not None:
-            moved = [str(_moved(_sources(permutation, group))) if name in permutation.indices else "-"]
+        moved = [str(_moved(_sources(p, group))) if name in p.indices else "-" for p in permutations.values()]
         rows.append([_name(name), f"{group.size or '?'}{_escape(each)}", *moved, _axes(places(symmetry, name))])
-    header = ["group", "units", *(["moved"] if permutation is not None else []), "axes that move together"]
-    classes = ["name", "number", *["number"] * (len(header) - 3), "long"]
+    moved_in = [f"moved in {title}" if title else "moved" for title in permutations]
+    header = ["group", "units", *moved_in, "axes that move together"]
+    classes = ["name", "number", *["number"] * len(moved_in), "long"]
     table = _long_table(header, rows, classes, "groups")
     unreached = f"<p>Never used by the example inputs, left alone: {_axes(symmetry.unreached)}</p>"
     return _section("Groups", f"<p>{symmetry.summary()}.</p>{table}{unreached if symmetry.unreached else ''}")
