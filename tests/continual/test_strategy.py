@@ -126,6 +126,7 @@ def test_accuracy_counts_right_answers_among_the_classes_of_the_task():
     targets = torch.tensor([1, 1, 2])
     assert float(accuracy(model, Task(inputs, targets))) == pytest.approx(2 / 3)
     assert float(accuracy(model, Task(inputs, targets, (1, 2)), batch_size=2)) == 1
+    assert model.training
 
 
 def test_norms_are_reset_on_equal_shares_of_all_tasks():
