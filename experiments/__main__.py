@@ -11,6 +11,7 @@ import torch
 from experiments.frame import read_records, run_experiment, select
 
 EXPERIMENTS = {
+    "continual": "continual learning on Rotated MNIST and Split CIFAR-100 (Table 3)",
     "table1": "planted permutations of ten-unit networks (Table 1)",
     "table2": "linear mode connectivity of trained pairs (Table 2) and the strip of widths",
     "sensitivity": "what the settings of Sinkhorn do, on validation data; implicit against unrolled gradients",

@@ -15,9 +15,13 @@ ORDER = [
     "operator.rounds", "operator.adjoint", "operator.kernels", "operator.kernels.single", "operator.kernels.team",
     "operator.launching", "operator.implicit", "operator.unrolled", "operator.entry", "operator",
     "assignment", "hardening", "network", "objectives",
-    "interpolation", "batches", "calibration", "connectivity", "plots", "datasets",
+    "interpolation", "batches", "calibration", "connectivity", "plots", "pictures", "datasets",
     "matching.problem", "matching.scores", "matching.weights", "matching.sinkhorn", "matching.straight_through",
-    "matching.activations", "matching", "alignment", "merging",
+    "matching.activations", "matching", "alignment", "merging", "report",
+    "continual.metrics", "continual.samples", "continual.stepping", "continual.memory", "continual.streams",
+    "continual.strategy", "continual.evaluation", "continual.finetune", "continual.replay", "continual.ewc", "continual.lwf",
+    "continual.agem", "continual.derpp", "continual.joint", "continual.halfway", "continual.rebasin",
+    "continual.avalanche", "continual",
     "", "demo",
 ]  # fmt: skip
 ROOT = Path(onebasin.__file__).parent
@@ -67,5 +71,6 @@ def test_import_needs_torch_numpy_and_scipy_alone():
         "torchvision",
         "transformers",
         "lap",
+        "avalanche",
         "pytest",
     }
