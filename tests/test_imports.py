@@ -6,7 +6,7 @@ from pathlib import Path
 import onebasin
 
 ORDER = [
-    "layout", "files", "state", "gather", "structure", "permutation", "table",
+    "layout", "files", "state", "lazy", "gather", "structure", "permutation", "table",
     "tracing.terms", "tracing.unification", "tracing.scopes", "tracing.graph", "tracing.walk",
     "tracing.rules.contraction", "tracing.rules.convolution", "tracing.rules.normalization", "tracing.rules.elementwise",
     "tracing.rules.reduction", "tracing.rules.rearrangement", "tracing.rules.indexing",

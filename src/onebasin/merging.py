@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,8 +17,11 @@ from onebasin.structure import Symmetry
 from onebasin.tracing import symmetry as trace
 
 
+Model = nn.Module | Mapping[str, Any]
+
+
 def merge(
-    models: Sequence[nn.Module],
+    models: Sequence[Model],
     example_inputs: Any = None,
     weights: Sequence[float] | None = None,
     repair: Iterable[Any] | None = None,
@@ -28,11 +31,11 @@ def merge(
     max_rounds: int = 10,
     seed: int = 0,
     **options: Any,
-) -> nn.Module:
+) -> Any:
     """Align models of one architecture and average them.
 
     Args:
-        models: two or more; left untouched.
+        models: two or more modules, state dicts or lazy states; left untouched.
         example_inputs: to trace the symmetry with; not needed if `symmetry` is given.
         weights: of the models in the average; equal if None. They are scaled to sum to one.
         repair: batches of data for `onebasin.repair` on the merged model, or None to leave it as it is.
@@ -45,7 +48,7 @@ def merge(
         **options: passed to `onebasin.align`.
 
     Returns:
-        A new module of the first one's type, dtype and device.
+        A new module of the first one's type, dtype and device; of states, a state, and of lazy ones a lazy one.
 
     Raises:
         ValueError: if there are fewer than two models, or the weights do not fit.
@@ -56,10 +59,13 @@ def merge(
     shares = _shares(weights, len(models))
     if to not in ("first", "mean"):
         raise ValueError(f"to must be 'first' or 'mean', got {to!r}")
+    modules = [model for model in models if isinstance(model, nn.Module)]
+    if repair is not None and len(modules) < len(models):
+        raise ValueError("repair runs the networks: give modules, not state dicts")
     if symmetry is None:
-        if example_inputs is None:
+        if example_inputs is None or not modules:
             raise ValueError("give example_inputs= to trace the models with, or symmetry=")
-        symmetry = trace(models[0], example_inputs)
+        symmetry = trace(modules[0], example_inputs)
     arguments: dict[str, Any] = {"symmetry": symmetry, "method": method, "seed": seed, **options}
     aligned = [models[0], *(align(model, models[0], **arguments).model for model in models[1:])]
     if to == "mean" and len(models) > 2:
@@ -81,14 +87,17 @@ def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
     return [float(w) / total for w in weights]
 
 
-def _average(models: Sequence[nn.Module], shares: Sequence[float]) -> nn.Module:
+def _average(models: Sequence[Model], shares: Sequence[float]) -> Any:
+    mixed = interpolate(models, shares)
+    if not isinstance(models[0], nn.Module):
+        return mixed
     result = copy.deepcopy(models[0])
-    result.load_state_dict(interpolate(models, shares))
+    result.load_state_dict(mixed)
     return result
 
 
 def _settle(
-    models: list[nn.Module], shares: list[float], symmetry: Symmetry, max_rounds: int, arguments: dict[str, Any]
+    models: list[Model], shares: list[float], symmetry: Symmetry, max_rounds: int, arguments: dict[str, Any]
 ) -> None:
     """Align each model to the mean of the others until no permutation changes anything."""
     identity: Permutation = symmetry.identity()
