@@ -15,9 +15,9 @@ ORDER = [
     "operator.rounds", "operator.adjoint", "operator.kernels", "operator.kernels.single", "operator.kernels.team",
     "operator.launching", "operator.implicit", "operator.unrolled", "operator.entry", "operator",
     "assignment", "hardening", "network", "objectives",
-    "interpolation", "batches", "calibration", "connectivity", "plots", "datasets",
+    "interpolation", "batches", "calibration", "connectivity", "plots", "pictures", "datasets",
     "matching.problem", "matching.scores", "matching.weights", "matching.sinkhorn", "matching.straight_through",
-    "matching.activations", "matching", "alignment", "merging",
+    "matching.activations", "matching", "alignment", "merging", "report",
     "", "demo",
 ]  # fmt: skip
 ROOT = Path(onebasin.__file__).parent
