@@ -74,7 +74,12 @@ def peak_gigabytes() -> float:
 
 def run(folder: Path, device: str, noise: float, seed: int, layers: int) -> dict[str, Any]:
     """Write, align, apply, merge, compare; a record of what each took."""
-    record: dict[str, Any] = {"device": device, "threads": torch.get_num_threads(), "torch": torch.__version__, "noise": noise}
+    record: dict[str, Any] = {
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "noise": noise,
+    }
     config = {**SHAPE, "num_hidden_layers": layers}
 
     def timed(name: str, work: Callable[[], Any]) -> Any:
@@ -121,7 +126,9 @@ def run(folder: Path, device: str, noise: float, seed: int, layers: int) -> dict
 
 def _noise(size: float, seed: int) -> Callable[[str, Tensor], Tensor]:
     generator = torch.Generator().manual_seed(seed + 1)
-    return lambda key, value: (value + size * value.float().std() * torch.randn(value.shape, generator=generator)).to(value.dtype)
+    return lambda key, value: (value + size * value.float().std() * torch.randn(value.shape, generator=generator)).to(
+        value.dtype
+    )
 
 
 def main() -> None:
@@ -132,7 +139,9 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.0, help="noise in the copy, relative to each tensor's spread")
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, help="where to write the checkpoints (10 GB); a temporary folder if not given")
+    parser.add_argument(
+        "--folder", type=Path, help="where to write the checkpoints (10 GB); a temporary folder if not given"
+    )
     parser.add_argument("--out", type=Path, help="write the record to this JSON file")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -15,10 +15,13 @@ ORDER = [
     "operator.rounds", "operator.adjoint", "operator.kernels", "operator.kernels.single", "operator.kernels.team",
     "operator.launching", "operator.implicit", "operator.unrolled", "operator.entry", "operator",
     "assignment", "hardening", "network", "objectives",
-    "interpolation", "batches", "calibration", "connectivity", "plots", "pictures", "datasets",
+    "interpolation", "batches", "calibration", "connectivity", "evaluation", "plots", "pictures", "datasets",
     "matching.problem", "matching.scores", "matching.weights", "matching.sinkhorn", "matching.straight_through",
     "matching.activations", "matching", "alignment", "merging", "report",
-    "", "demo",
+    "checkpoints.reading", "checkpoints.naming", "checkpoints.writing", "checkpoints.attachments", "checkpoints.applying",
+    "checkpoints.architectures", "checkpoints.opening", "checkpoints", "", "demo",
+    "cli.console", "cli.options", "cli.tasks", "cli.align", "cli.merge", "cli.apply", "cli.inspect", "cli.barrier",
+    "cli.verify", "cli.demo", "cli.app", "cli", "__main__",
 ]  # fmt: skip
 ROOT = Path(onebasin.__file__).parent
 

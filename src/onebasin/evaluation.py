@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from onebasin.batches import call_model, check_rereadable
 
 LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
     "cross-entropy": nn.functional.cross_entropy,
@@ -21,12 +23,13 @@ def mean_loss(loss: Callable[[Any, Any], Tensor], data: Iterable[Any]) -> Callab
 
     Where outputs are scores of classes and targets their numbers, the accuracy is given as well.
     """
+    check_rereadable(data)
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         total, correct, count = 0.0, 0.0, 0
         classes = True
         for inputs, target in data:
-            output = _call(model, inputs)
+            output = call_model(model, inputs)
             size = len(target)
             total += float(loss(output, target)) * size
             count += size
@@ -34,16 +37,10 @@ def mean_loss(loss: Callable[[Any, Any], Tensor], data: Iterable[Any]) -> Callab
             if classes:
                 correct += float((output.argmax(1) == target).sum())
         if not count:
-            raise ValueError("the data has no batches (an iterator can be read once only: return a list or a loader)")
+            raise ValueError("the data has no batches")
         return {"loss": total / count, **({"accuracy": correct / count} if classes else {})}
 
     return evaluate
-
-
-def _call(model: nn.Module, inputs: Any) -> Any:
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
 
 
 def _is_classification(output: Any, target: Any) -> bool:

@@ -16,7 +16,6 @@ from onebasin.permutation import Permutation
 from onebasin.structure import Symmetry
 from onebasin.tracing import symmetry as trace
 
-
 Model = nn.Module | Mapping[str, Any]
 
 

@@ -40,9 +40,7 @@ class Permutation:
         self.symmetry = symmetry
         self.indices = {name: indices[name].detach().cpu().long() for name in symmetry.groups}
         # A tensor whose groups all stay is not copied, and one of which a single axis moves is moved in whole rows.
-        self._moving = {
-            name: index for name, index in self.indices.items() if not torch.equal(index, _identity_like(index))
-        }
+        self._moving = {name: index for name, index in self.indices.items() if not torch.equal(index, _identity_like(index))}
         self._cache: Cache = {}
 
     def __getitem__(self, group: str) -> Tensor:

@@ -61,9 +61,7 @@ def fit_names(
     if ignored:
         notes = (*notes, f"left as they are: {', '.join(ignored[:3])}{' ...' if len(ignored) > 3 else ''}")
     renamed = {key: checkpoint.shapes[name] for key, name in ordered.items()}
-    return Checkpoint(
-        renamed, lambda key: checkpoint[ordered[key]], checkpoint.layout, ordered, notes, checkpoint.original
-    )
+    return Checkpoint(renamed, lambda key: checkpoint[ordered[key]], checkpoint.layout, ordered, notes, checkpoint.original)
 
 
 def _find_renaming(names: list[str], shapes: Mapping[str, Tensor]) -> tuple[dict[str, str], str]:

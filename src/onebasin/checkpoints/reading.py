@@ -70,9 +70,7 @@ class Layout:
     @property
     def folder(self) -> Path | None:
         """The Hugging Face folder it came from, with a configuration; None for other checkpoints."""
-        folder = self.path if self.path.is_dir() else self.path.parent
-        known = self.path.is_dir() or self.path.name in WEIGHT_FILES
-        return folder if known and (folder / "config.json").is_file() else None
+        return self.path if self.path.is_dir() and (self.path / "config.json").is_file() else None
 
 
 class Checkpoint(LazyState):

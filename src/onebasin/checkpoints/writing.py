@@ -120,8 +120,8 @@ def _by_name(state: Mapping[str, Tensor], like: Checkpoint) -> Lazy:
 
 
 def _write_folder(folder: Path, tensors: Lazy, like: Checkpoint, count: _Count) -> None:
-    source = like.layout.folder
-    if source is not None:
+    source = like.layout.path
+    if source.is_dir():
         skipped = {*WEIGHT_FILES, *(file.name for file in like.layout.files)}
         for file in sorted(source.iterdir()):
             if file.is_file() and file.suffix in _CARRIED and file.name not in skipped:

@@ -140,9 +140,7 @@ def score(problem: Problem, source: Tensors, tree: list[Group], keys: list[str])
     """
     symmetry = problem.symmetry
     members = {g.name: g for g in tree}
-    scores = {
-        g.name: torch.zeros(plan_shape(symmetry, g), dtype=problem.dtype, device=problem.device) for g in tree
-    }
+    scores = {g.name: torch.zeros(plan_shape(symmetry, g), dtype=problem.dtype, device=problem.device) for g in tree}
     exact = True
     for key in keys:
         for labels, homes, t, s in blocks(list(symmetry.layouts[key]), problem.target[key], source[key], members):
