@@ -1,8 +1,8 @@
 """Two checkpoints of a billion parameters, aligned and merged from disk: ``python -m benchmarks.billion [--device cuda]``.
 
-A random network with the shape of Llama 3.2 1B (2048 wide, 16 layers, 1.24 billion parameters in bfloat16, tied embeddings) is
-written in shards; a randomly permuted copy of it is written beside it. Weight matching must find the permutation from the two
-folders, and their merge must be the first network. No tensor is held longer than it is needed.
+A random network with the shape of Llama 3.2 1B (2048 wide, 16 layers, 1.24 billion parameters in bfloat16, tied
+embeddings) is written in shards, and a randomly permuted copy of it beside it. Weight matching must find the permutation
+from the two folders, and their merge must be the first network. No tensor is held longer than it is needed.
 """
 
 import argparse

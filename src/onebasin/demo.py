@@ -71,12 +71,12 @@ def show_symmetry() -> None:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run the demo."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("demo-output"), help="folder for the pictures")
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     begin = time.perf_counter()
     torch.set_num_threads(1)  # networks this small gain nothing from threads, and lose much where the cores are shared
     show_symmetry()

@@ -46,7 +46,7 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], None]
 
 
 def write_folder_atomically(path: str | os.PathLike[str], write: Callable[[Path], None], force: bool = False) -> None:
-    """Call `write` on a temporary folder beside `path`, then rename it; with `force` it takes the place of a folder there."""
+    """Call `write` on a temporary folder beside `path`, then rename it; with `force` it takes the place of one there."""
     target = Path(path)
     check_writable(target, force, folder=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))

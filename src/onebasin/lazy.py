@@ -14,14 +14,14 @@ from onebasin.state import State, read_state
 class LazyState(Mapping[str, Tensor]):
     """A read-only state: what is in it is known at once, its tensors are read, or computed, at every access.
 
-    Give one to `Permutation.apply`, `align`, `interpolate` or `merge` in place of a state dict, and what comes back is lazy too.
+    Give one to `Permutation.apply`, `align`, `interpolate` or `merge` in place of a state dict: what comes back is lazy too.
 
     Attributes:
         shapes: for each key a tensor on the meta device, which tells its shape and type.
         device: where the tensors are when they have been read.
 
-    >>> doubled = LazyState({"w": torch.empty(2, device="meta")}, lambda key: torch.ones(2)).map(lambda key, value: 2 * value)
-    >>> doubled["w"]
+    >>> ones = LazyState({"w": torch.empty(2, device="meta")}, lambda key: torch.ones(2))
+    >>> ones.map(lambda key, value: 2 * value)["w"]
     tensor([2., 2.])
     """
 

@@ -20,7 +20,7 @@ from onebasin.tracing import symmetry as trace
 
 _TYPES = {"float": torch.float32, "long": torch.int64, "int": torch.int32, "bool": torch.bool}
 _VERIFIED_UP_TO = 5 * 10**7
-"""Parameters. A larger model is traced by shape alone: to verify it, its weights would have to fit into memory in float64."""
+"""Parameters. A larger model is traced by shape alone: to verify it, it would have to fit into memory in float64."""
 SPECIFICATIONS = "package.module:factory, torchvision:NAME, timm:NAME, or a Hugging Face folder"
 
 
@@ -74,10 +74,10 @@ def find_architecture(specification: str, input_shapes: Sequence[str] = ()) -> A
     """Read the name of an architecture.
 
     Args:
-        specification: "package.module:factory" (a callable without arguments that returns a module, or a pair of a module and
-            example inputs), "torchvision:NAME", "timm:NAME", or a Hugging Face folder, whose configuration is read.
-        input_shapes: of the example inputs, such as "1,3,224,224", "1,8:long" or "input_ids=1,8:long"; not needed where they
-            are known.
+        specification: "package.module:factory" (a callable without arguments that returns a module, or a pair of a module
+            and example inputs), "torchvision:NAME", "timm:NAME", or a Hugging Face folder, whose configuration is read.
+        input_shapes: of the example inputs, such as "1,3,224,224", "1,8:long" or "input_ids=1,8:long"; not needed where
+            they are known.
 
     Raises:
         ValueError: if there is no such thing, or the example inputs are not known.

@@ -54,7 +54,8 @@ def fit_names(
     missing = [key for key in shapes if key not in keys]
     if missing and not partial:
         raise ValueError(
-            f"{checkpoint.layout.path} has no {missing[0]!r}, which the model has ({len(missing)} of {len(shapes)} are missing)"
+            f"{checkpoint.layout.path} has no {missing[0]!r}, which the model has "
+            f"({len(missing)} of {len(shapes)} are missing)"
         )
     ordered = {key: keys[key] for key in shapes if key in keys}
     notes = (*checkpoint.notes, *([note] if note else []))

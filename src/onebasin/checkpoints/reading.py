@@ -1,7 +1,7 @@
 """Open checkpoints for reading, tensor by tensor: safetensors, PyTorch files, shards, Hugging Face folders.
 
-No code from a file is run: PyTorch files go through ``torch.load(weights_only=True)``, which refuses everything but tensors and
-plain containers.
+No code from a file is run: PyTorch files go through ``torch.load(weights_only=True)``, which refuses everything but
+tensors and plain containers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write checkpoints in the layout of the one they came from: a shard at a time, a tensor at a time where the format allows."""
+"""Write checkpoints in the layout of the one they came from, a shard and, where the format allows, a tensor at a time."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def write_checkpoint(
 ) -> None:
     """Write a state with the names, files and format of the checkpoint it was made from.
 
-    A folder keeps its shards, its index and, from a Hugging Face folder, the configuration and tokenizer files. A single file
-    takes the format of its ending. What is written appears all at once, under its name, when it is complete.
+    A folder keeps its shards, its index and, from a Hugging Face folder, the configuration and tokenizer files. A single
+    file takes the format of its ending. What is written appears all at once, under its name, when it is complete.
 
     Args:
         path: a file, or for a folder of weights a folder.
@@ -176,7 +176,7 @@ def _write_tensor(stream: BinaryIO, name: str, shape: Tensor, value: Tensor) -> 
     assert value.shape == shape.shape, f"{name} changed its shape"
     assert value.dtype == shape.dtype, f"{name} changed its type"
     flat = value.detach().cpu().contiguous().reshape(-1)
-    stream.write(memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else b"")
+    stream.write(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
 
 
 def _write_torch(file: Path, tensors: Lazy, like: Checkpoint, count: _Count) -> None:

@@ -21,7 +21,8 @@ def apply(
         Kind,
         typer.Option(
             "--kind",
-            help="What the checkpoint is. auto tells models, LoRA and optimiser states apart. A task vector may lack tensors.",
+            help="What it is: auto, model, task-vector (may lack tensors), lora or optimizer.",
+            metavar="KIND",
         ),
     ] = "auto",
     inverse: Annotated[bool, typer.Option("--inverse", help="Undo the permutation.")] = False,

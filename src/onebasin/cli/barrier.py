@@ -22,7 +22,9 @@ def barrier(
     b: Annotated[Path, typer.Argument(metavar="B", help="Another of the same architecture.")],
     data: options.Data = None,
     loss: options.Loss = "cross-entropy",
-    points: Annotated[int, typer.Option("--points", min=2, help="On the line, both ends included.", rich_help_panel="Data")] = 25,
+    points: Annotated[
+        int, typer.Option("--points", min=2, metavar="N", help="On the line, both ends included.", rich_help_panel="Data")
+    ] = 25,
     reset: Annotated[
         bool,
         typer.Option("--reset-batch-norm", help="Estimate the statistics of batch norms anew at every point.",
@@ -54,7 +56,7 @@ def barrier(
     _check_picture(picture)
     opened = tasks.open_inputs(output, [a, b], model, input_shape, ignore, check)
     tasks.check_files([a, b], [picture, report], force)
-    states = {"as they are": opened.checkpoints[1]}
+    states: dict[str, Any] = {"as they are": opened.checkpoints[1]}
     if permutation is not None:
         from onebasin.permutation import Permutation
 
@@ -139,5 +141,5 @@ def _draw(path: Path, curves: dict[str, Curve]) -> None:
     from onebasin.files import write_atomically
     from onebasin.plots import plot_paths
 
-    axes = plot_paths(curves)
-    write_atomically(path, lambda file: axes.figure.savefig(file, format=path.suffix[1:], dpi=150))
+    figure: Any = plot_paths(curves).figure
+    write_atomically(path, lambda file: figure.savefig(file, format=path.suffix[1:], dpi=150))

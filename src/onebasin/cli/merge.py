@@ -12,7 +12,7 @@ from onebasin.cli.console import Output
 
 
 def merge(
-    models: Annotated[list[Path], typer.Argument(metavar="A B [C ...]", help="Two or more checkpoints of one architecture.")],
+    models: Annotated[list[Path], typer.Argument(metavar="A B [C ...]", help="Checkpoints of one architecture.")],
     out: options.Out,
     weights: Annotated[
         str | None,
@@ -25,7 +25,7 @@ def merge(
                      rich_help_panel="Method"),
     ] = "first",
     repair: Annotated[
-        bool, typer.Option("--repair", help="Correct the statistics of the merged network on --data.", rich_help_panel="Data")
+        bool, typer.Option("--repair", help="Correct the merged network's statistics on --data.", rich_help_panel="Data")
     ] = False,
     model: options.Model = None,
     input_shape: options.InputShape = None,

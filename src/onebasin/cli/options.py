@@ -26,7 +26,8 @@ InputShape = Annotated[
     typer.Option(
         "--input-shape",
         metavar="SHAPE",
-        help="Of an example input: 1,3,32,32 or 1,8:long or input_ids=1,8:long. Once for each input. Not needed where it is known.",
+        help="Of an example input: 1,3,32,32 or 1,8:long or input_ids=1,8:long. Once for each input. "
+        "Not needed where it is known.",
         rich_help_panel=_MODEL,
     ),
 ]
@@ -85,14 +86,14 @@ Restarts = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Option of the method, such as steps=50 or max_sweeps=3. Repeat for more.",
+    typer.Option("--set", metavar="NAME=VALUE", help="Option of the method: steps=50, max_sweeps=3, ... Repeat for more.",
                  rich_help_panel=_METHOD),
 ]  # fmt: skip
 Device = Annotated[str, typer.Option("--device", help="Where to compute: cpu, cuda, ...", rich_help_panel=_METHOD)]
 
 Data = Annotated[
     str | None,
-    typer.Option("--data", metavar="DATA", help="package.module:function that returns batches of (inputs, target), or digits.",
+    typer.Option("--data", metavar="DATA", help="package.module:function that returns (inputs, target) batches, or digits.",
                  rich_help_panel=_DATA),
 ]  # fmt: skip
 Loss = Annotated[

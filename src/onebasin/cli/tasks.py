@@ -212,10 +212,12 @@ def write_moved(
     """Write a state in the layout of a checkpoint and, with it, the permutation it was moved by."""
     from onebasin.checkpoints import write_checkpoint
 
-    inside = permutation is not None and file is not None and like.layout.is_folder and file.parent == out
-    beside = {file.name: permutation.save} if inside and file is not None else None
-    write_checkpoint(out, state, like, force, track, beside)
-    if permutation is not None and file is not None and not inside:
+    if permutation is None or file is None:
+        write_checkpoint(out, state, like, force, track)
+    elif like.layout.is_folder and file.parent == out:
+        write_checkpoint(out, state, like, force, track, beside={file.name: permutation.save})
+    else:
+        write_checkpoint(out, state, like, force, track)
         permutation.save(file)
 
 

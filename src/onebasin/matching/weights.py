@@ -66,6 +66,7 @@ def _descend(
     total, current = start, problem.permuted(start)
     forest = [tree for tree in trees(symmetry) if only is None or any(group.name in only for group in tree)]
     where = [_touched(symmetry, problem.keys, tree) for tree in forest]
+    stale = set(range(len(forest)))  # decided again only if a tensor they score has changed: the answer would be the same
     for sweep in range(max_sweeps):
         moved = 0
         order = torch.randperm(len(forest), generator=generator).tolist()
@@ -73,6 +74,9 @@ def _descend(
             order = _by_anchors(symmetry, forest, where)
         for done, number in enumerate(order):
             problem.track(f"sweep {sweep + 1}", done, len(forest))
+            if number not in stale:
+                continue
+            stale.remove(number)
             keys = where[number]
             update, exact = _choose(problem, current, forest[number], keys)
             if update.is_identity:
@@ -82,6 +86,9 @@ def _descend(
             # Ties are broken in some way or other by the assignment: a step that gains nothing would go round in circles.
             if gain > 1e-12 * abs(before) + (0.0 if exact else 1e-12):
                 moved, total, current = moved + 1, update @ total, after
+                stale |= {
+                    n for n, others in enumerate(where) if (n != number or not exact) and not set(others).isdisjoint(keys)
+                }
         entry = {"sweep": sweep, "moved": moved, "inner": _inner(current, problem.target, problem.keys)}
         history.append(entry)
         problem.report(entry)
