@@ -11,6 +11,7 @@ import resource
 import shutil
 import tempfile
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ def run(folder: Path, device: str, noise: float, seed: int, layers: int) -> dict
     first = timed("write", lambda: random_checkpoint(folder / "a", shapes, symmetry.ties, seed))
     first = fit_names(first, shapes, symmetry.ties)
     planted = symmetry.random(torch.Generator().manual_seed(seed))
-    noisy = first.map(_noise(noise, seed)) if noise else first
+    noisy = first.map(_noise(noise, first.names)) if noise else first
     timed("permute", lambda: write_checkpoint(folder / "b", planted.apply(noisy), first))
     second = fit_names(open_checkpoint(folder / "b"), shapes, symmetry.ties)
     sweeps: list[float] = []
@@ -124,11 +125,15 @@ def run(folder: Path, device: str, noise: float, seed: int, layers: int) -> dict
     return record
 
 
-def _noise(size: float, seed: int) -> Callable[[str, Tensor], Tensor]:
-    generator = torch.Generator().manual_seed(seed + 1)
-    return lambda key, value: (value + size * value.float().std() * torch.randn(value.shape, generator=generator)).to(
-        value.dtype
-    )
+def _noise(size: float, names: dict[str, str]) -> Callable[[str, Tensor], Tensor]:
+    """Noise that depends on the tensor alone: however often it is read, and under whichever of its names."""
+
+    def add(key: str, value: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(zlib.crc32(names[key].encode()))
+        wide = value.float()
+        return (wide + size * wide.std() * torch.randn(value.shape, generator=generator)).to(value.dtype)
+
+    return add
 
 
 def main() -> None:

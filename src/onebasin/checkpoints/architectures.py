@@ -45,7 +45,7 @@ class Architecture:
             try:
                 with torch.device("meta"):
                     return self.make().eval()
-            except (NotImplementedError, RuntimeError):
+            except Exception:  # of any type: what a constructor does with values is its own affair
                 return self.make().eval()
 
     def shapes(self) -> dict[str, Tensor]:
@@ -149,22 +149,24 @@ def _from_factory(package: str, name: str) -> tuple[Callable[[], nn.Module], Any
     if not callable(factory):
         raise ValueError(f"{package}:{name} is a {type(factory).__name__}, not a callable that makes a module")
 
-    def call() -> Any:
+    def call() -> tuple[nn.Module, Any]:
         try:
-            return factory()
-        except TypeError as error:
-            raise ValueError(f"{package}:{name} cannot be called without arguments: {error}") from error
-
-    def make() -> nn.Module:
-        made = call()
-        model = made[0] if isinstance(made, tuple) else made
+            made = factory()
+        except Exception as error:
+            if _on_meta():  # tried again with memory
+                raise
+            what = "cannot be called without arguments" if isinstance(error, TypeError) else "failed"
+            raise ValueError(f"{package}:{name} {what}: {type(error).__name__}: {error}") from error
+        model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
         if not isinstance(model, nn.Module):
             raise ValueError(f"{package}:{name} returned a {type(model).__name__}, not a torch.nn.Module")
-        return model
+        return model, inputs
 
-    first = call()
-    known = first[1] if isinstance(first, tuple) and len(first) == 2 else getattr(first, "example_inputs", None)
-    return make, known
+    return lambda: call()[0], call()[1]
+
+
+def _on_meta() -> bool:
+    return torch.empty(0).is_meta
 
 
 def _from_torchvision(name: str) -> tuple[Callable[[], nn.Module], Any]:

@@ -241,8 +241,8 @@ def load_plain(file: Path) -> Any:
     Raises:
         ValueError: if it is damaged, or holds anything else.
     """
-    is_zip = zipfile.is_zipfile(file)
     try:
+        is_zip = zipfile.is_zipfile(file)
         if is_zip:
             with zipfile.ZipFile(file) as archive:  # PyTorch itself trusts the sizes and checksums in it
                 damaged = archive.testzip()

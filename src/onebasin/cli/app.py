@@ -74,7 +74,10 @@ def run(arguments: list[str]) -> int:
         with warnings.catch_warnings():
             if not sys.warnoptions:
                 warnings.simplefilter("ignore")  # of other libraries, about their own affairs
-            return int(app(arguments, standalone_mode=False, prog_name="onebasin") or 0)
+            code = int(app(arguments, standalone_mode=False, prog_name="onebasin") or 0)
+        if code == INTERRUPTED:  # typer has caught it
+            raise KeyboardInterrupt
+        return code
     except typer.Exit as error:
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
