@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: install demo test check bench coverage clean
+.PHONY: install demo test check bench docs coverage avalanche clean
 
 install: .venv/installed
 
@@ -28,6 +28,11 @@ bench: install
 	$(PY) -m benchmarks.apply
 	$(PY) -m benchmarks.sinkhorn --quick
 
+docs: install
+	$(PY) -m docs.make_api
+	$(PY) -m docs.run_page docs/tutorial.md docs/howto/*.md
+	$(PY) -m docs.make_gallery
+
 # A venv of its own: the architectures need libraries that nothing else does.
 coverage: .venv-coverage/installed
 	.venv-coverage/bin/python -m benchmarks.coverage --out docs
@@ -38,5 +43,15 @@ coverage: .venv-coverage/installed
 	.venv-coverage/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[hf,timm]'
 	touch $@
 
+# Likewise: Avalanche brings half a gigabyte with it.
+avalanche: .venv-avalanche/installed
+	.venv-avalanche/bin/python -m pytest tests/continual/test_avalanche.py
+
+.venv-avalanche/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-avalanche
+	.venv-avalanche/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch torchvision
+	.venv-avalanche/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[avalanche,files]' pytest
+	touch $@
+
 clean:
-	rm -rf .venv .venv-coverage
+	rm -rf .venv .venv-coverage .venv-avalanche

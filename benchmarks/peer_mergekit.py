@@ -80,7 +80,10 @@ def main() -> None:
     python = Path(options.command).with_name("python")
     found = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     with tempfile.TemporaryDirectory() as folder:
-        record = {**dict(zip(("mergekit", "torch", "transformers"), found, strict=True)), **run(options.command, Path(folder))}
+        record = {
+            **dict(zip(("mergekit", "torch", "transformers"), found, strict=True)),
+            **run(options.command, Path(folder)),
+        }
     print(json.dumps(record, indent=1))
     if options.out:
         options.out.write_text(json.dumps(record, indent=1) + "\n")

@@ -1,6 +1,6 @@
 """Make docs/api.md from the signatures and docstrings of the public names.
 
-python docs/make_api.py
+python -m docs.make_api
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import importlib
 import inspect
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, is_typeddict
 
 PAGE = Path(__file__).parent / "api.md"
 SECTIONS: dict[str, dict[str, list[str]]] = {
@@ -25,10 +25,18 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
         "onebasin": ["interpolate", "linear_path", "Path", "loss_plane", "Plane", "repair", "reset_batch_norm"],
     },
     "Pictures and reports": {
-        "onebasin.plots": ["plot_path", "plot_paths", "plot_history", "plot_permutation", "plot_plane"],
+        "onebasin.plots": ["plot_path", "plot_paths", "plot_history", "plot_permutation", "plot_plane", "plot_accuracies"],
         "onebasin.report": ["Report", "render"],
     },
-    "Data": {"onebasin.datasets": ["digits"]},
+    "Data": {"onebasin.datasets": ["digits", "mnist", "cifar10", "cifar100"]},
+    "Continual learning": {
+        "onebasin.continual": [
+            *("RebasinStrategy", "Finetune", "Replay", "EWC", "LwF", "AGEM", "DERPlusPlus", "Joint", "Strategy", "Training"),
+            *("run_stream", "learn_stream", "interleave", "AccuracyMatrix", "accuracy", "sgd", "adam"),
+            *("Stream", "Task", "rotated", "split", "rotate", "hold_out"),
+            *("rotated_digits", "split_digits", "rotated_mnist", "split_cifar100"),
+        ],
+    },
 }
 _HEADING = re.compile(r"(Args|Attributes|Returns|Raises|Yields):")
 _WIDTH = 100
@@ -36,7 +44,7 @@ _WIDTH = 100
 
 def render() -> str:
     """The whole page."""
-    lines = ["# API reference", "", "Made by `python docs/make_api.py` from the docstrings.", ""]
+    lines = ["# API reference", "", "Made by `python -m docs.make_api` from the docstrings.", ""]
     for title, modules in SECTIONS.items():
         links = [_link(name, thing) for module in modules for name, thing in _named(module, modules[module])]
         lines.append(f"- {title}: {', '.join(links)}")
@@ -63,9 +71,14 @@ def _entry(name: str, thing: Any) -> list[str]:
     lines = ["", f"### {kind}`{name}`", "", *_signature(name, thing), "", *_translate(thing)]
     if inspect.isclass(thing):
         for member, value in vars(thing).items():
-            if not member.startswith("_") and _is_documented(value):
+            if not member.startswith("_") and _is_documented(value) and not _is_inherited(thing, member):
                 lines += _member(f"{name}.{member}", value)
     return lines
+
+
+def _is_inherited(owner: type, member: str) -> bool:
+    """Whether a class above it, one of ours, has the member already: there it is described."""
+    return any(hasattr(base, member) for base in owner.__mro__[1:] if base.__module__.startswith("onebasin"))
 
 
 def _is_documented(value: Any) -> bool:
@@ -81,13 +94,14 @@ def _member(name: str, value: Any) -> list[str]:
 
 def _signature(name: str, function: Any) -> list[str]:
     """A call on one line if it fits, else one line an argument."""
-    signature = inspect.signature(function)
-    parameters = [p for p in signature.parameters.values() if p.name not in ("self", "cls")]
-    pieces = [_parameter(p) for p in parameters]
-    if signature.return_annotation in (inspect.Signature.empty, "None", None):
-        returned = ""
+    returned = ""
+    if is_typeddict(function):
+        pieces = [f"{key}=..." for key in function.__annotations__]
     else:
-        returned = f" -> {_annotation(signature.return_annotation)}"
+        signature = inspect.signature(function)
+        pieces = [_parameter(p) for p in signature.parameters.values() if p.name not in ("self", "cls")]
+        if signature.return_annotation not in (inspect.Signature.empty, "None", None):
+            returned = f" -> {_annotation(signature.return_annotation)}"
     one_line = f"{name}({', '.join(pieces)}){returned}"
     if len(one_line) <= _WIDTH:
         return ["```", one_line, "```"]
@@ -100,13 +114,19 @@ def _parameter(parameter: inspect.Parameter) -> str:
     if parameter.annotation is not inspect.Parameter.empty:
         text += f": {_annotation(parameter.annotation)}"
     if parameter.default is not inspect.Parameter.empty:
-        shown = "..." if "factory" in repr(parameter.default) else repr(parameter.default)
+        default = parameter.default
+        shown = "..." if "factory" in repr(default) else getattr(default, "__name__", repr(default))
         text += f" = {shown}" if ":" in text else f"={shown}"
     return text
 
 
 def _annotation(annotation: Any) -> str:
-    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    """As it was written: an annotation that is not a string is printed with the full names of its modules."""
+    if isinstance(annotation, str):
+        return annotation
+    text = inspect.formatannotation(annotation).replace("torch.nn.modules.module.", "nn.")
+    text = re.sub(r"\*<class '([\w.]+)'>", r"Unpack[\1]", text)
+    return re.sub(r"\b(?:[a-z_]\w+\.){1,}(?=[A-Z])", lambda match: "nn." if match[0] == "nn." else "", text)
 
 
 def _translate(thing: Any) -> list[str]:

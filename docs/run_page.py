@@ -1,6 +1,6 @@
 """Run the code of pages and write what it prints, and the pictures it draws, into them.
 
-python docs/run_page.py docs/tutorial.md
+python -m docs.run_page docs/tutorial.md
 
 The Python blocks of a page run in order, in one namespace and a folder of their own. A text block right after one is
 replaced by what that block printed; a picture that the page shows and the code has drawn is copied to docs/pictures.
@@ -8,6 +8,7 @@ replaced by what that block printed; a picture that the page shows and the code 
 
 import argparse
 import contextlib
+import importlib.util
 import io
 import os
 import re
@@ -51,6 +52,11 @@ def main() -> None:
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "onebasin"
     for page in parser.parse_args().pages:
+        needed = re.findall(r"<!-- needs: (\w+) -->", page.read_text(encoding="utf-8"))
+        missing = [library for library in needed if importlib.util.find_spec(library) is None]
+        if missing:
+            print(f"{page} is left as it is: it needs {', '.join(missing)}")
+            continue
         page = page.resolve()
         page.write_text(run_page(page), encoding="utf-8")
 

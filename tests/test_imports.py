@@ -18,6 +18,10 @@ ORDER = [
     "interpolation", "batches", "calibration", "connectivity", "evaluation", "plots", "pictures", "datasets",
     "matching.problem", "matching.scores", "matching.weights", "matching.sinkhorn", "matching.straight_through",
     "matching.activations", "matching", "alignment", "merging", "report",
+    "continual.metrics", "continual.samples", "continual.stepping", "continual.memory", "continual.streams",
+    "continual.strategy", "continual.evaluation", "continual.finetune", "continual.replay", "continual.ewc", "continual.lwf",
+    "continual.agem", "continual.derpp", "continual.joint", "continual.halfway", "continual.rebasin",
+    "continual.avalanche", "continual",
     "checkpoints.reading", "checkpoints.naming", "checkpoints.writing", "checkpoints.attachments", "checkpoints.applying",
     "checkpoints.architectures", "checkpoints.opening", "checkpoints", "", "demo",
     "cli.console", "cli.options", "cli.tasks", "cli.align", "cli.merge", "cli.apply", "cli.inspect", "cli.barrier",
@@ -70,5 +74,6 @@ def test_import_needs_torch_numpy_and_scipy_alone():
         "torchvision",
         "transformers",
         "lap",
+        "avalanche",
         "pytest",
     }

@@ -125,6 +125,7 @@ def test_sweeps_have_an_inner_product(pyplot):
     ax = plot_history([{"sweep": i, "moved": 1, "inner": float(i)} for i in range(4)], pyplot.subplots()[1])
     draw(ax)
     assert ax.get_xlabel() == "sweep"
+    assert ax.get_ylabel() == "inner product of the weights"
     assert list(ax.lines[0].get_ydata()) == [0, 1, 2, 3]
 
 

@@ -162,6 +162,24 @@ def test_parts_may_be_missing():
     assert "0 of 3 moved" in text
 
 
+def test_a_merge_has_several_permutations():
+    symmetry = ob.Symmetry.from_axes({"w": "h i"}, ["h"]).bind({"w": torch.zeros(3, 2)})
+    turned = ob.Permutation(symmetry, {"h": torch.tensor([1, 2, 0])})
+    page = Page(render(Report("t", permutations={"b.pt": turned, "c.pt": symmetry.identity()})))
+    assert "Permutation matrices of b.pt" in page.text
+    assert "moved in b.pt moved in c.pt" in page.text
+    assert "h 3 3 0 w[0]" in page.text
+    assert len(page.values("src")) == 2
+
+
+def test_long_values_stand_in_rows():
+    facts = [("seed", "17"), ("method", "activation-matching"), ("written", "runs/2026/digits/merged.safetensors")]
+    tiles, _, rows = render(Report("t", facts=facts)).partition("class='rows'")
+    assert "activation-matching" in tiles
+    assert "merged.safetensors" not in tiles
+    assert "merged.safetensors" in rows
+
+
 def test_two_hundred_groups_are_folded():
     axes = {f"layers.{i}.weight": f"h{i} h{i - 1}" if i else "h0 i" for i in range(200)}
     tensors = {key: torch.zeros(300, 300) for key in axes}

@@ -1,5 +1,6 @@
 """onebasin: bring independently trained neural networks into one basin of the loss landscape."""
 
+from onebasin import continual
 from onebasin.alignment import Alignment, align
 from onebasin.assignment import assign
 from onebasin.calibration import repair, reset_batch_norm
@@ -26,6 +27,7 @@ __all__ = [
     "WeightDistance",
     "align",
     "assign",
+    "continual",
     "interpolate",
     "linear_path",
     "loss_plane",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import fnmatch
 import inspect
 import math
 import sys
@@ -115,7 +114,7 @@ def align(
         model, to = (m.load() if isinstance(m, LazyState) else m for m in (model, to))
     _check_arguments(model, to, method, objective, data, options)
     symmetry = _find_symmetry(model, example_inputs, symmetry)
-    chosen = _restrict(symmetry, groups)
+    chosen = symmetry.restrict(groups)
 
     def run(other: str) -> Permutation:
         return align(
@@ -230,16 +229,6 @@ def _find_symmetry(model: Any, example_inputs: Any, symmetry: Symmetry | None) -
     if example_inputs is None or not isinstance(model, nn.Module):
         raise ValueError("give example_inputs= to trace the model with, or symmetry=")
     return trace(model, example_inputs)
-
-
-def _restrict(symmetry: Symmetry, groups: Iterable[str] | None) -> Symmetry:
-    if groups is None:
-        return symmetry
-    patterns = [groups] if isinstance(groups, str) else list(groups)
-    kept = {name: g for name, g in symmetry.groups.items() if any(fnmatch.fnmatchcase(name, p) for p in patterns)}
-    if not kept:
-        raise ValueError(f"no group matches {patterns}; there are {', '.join(symmetry.groups)}")
-    return replace(symmetry, groups=kept)
 
 
 def _initial(init: Permutation | str | None, symmetry: Symmetry, run: Callable[[str], Permutation]) -> Permutation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 from onebasin.alignment import align
 from onebasin.calibration import repair as repair_statistics
 from onebasin.interpolation import interpolate
+from onebasin.lazy import LazyState
 from onebasin.permutation import Permutation
 from onebasin.structure import Symmetry
 from onebasin.tracing import symmetry as trace
@@ -29,6 +30,7 @@ def merge(
     to: str = "first",
     max_rounds: int = 10,
     seed: int = 0,
+    on_aligned: Callable[[list[Permutation]], None] | None = None,
     **options: Any,
 ) -> Any:
     """Align models of one architecture and average them.
@@ -44,6 +46,7 @@ def merge(
             until nothing moves (MergeMany of Git Re-Basin).
         max_rounds: the most rounds over the models with ``to="mean"``.
         seed: for everything random.
+        on_aligned: called with what was done to each model, before they are averaged.
         **options: passed to `onebasin.align`.
 
     Returns:
@@ -66,9 +69,13 @@ def merge(
             raise ValueError("give example_inputs= to trace the models with, or symmetry=")
         symmetry = trace(modules[0], example_inputs)
     arguments: dict[str, Any] = {"symmetry": symmetry, "method": method, "seed": seed, **options}
-    aligned = [models[0], *(align(model, models[0], **arguments).model for model in models[1:])]
+    results = [align(model, models[0], **arguments) for model in models[1:]]
+    aligned = [models[0], *(result.model for result in results)]
+    permutations = [symmetry.identity(), *(result.permutation for result in results)]
     if to == "mean" and len(models) > 2:
-        _settle(aligned, shares, symmetry, max_rounds, arguments)
+        _settle(models, aligned, permutations, shares, max_rounds, arguments)
+    if on_aligned is not None:
+        on_aligned(permutations)
     merged = _average(aligned, shares)
     if repair is not None:
         merged.load_state_dict(repair_statistics(merged, aligned, repair, symmetry, weights=shares).state)
@@ -96,19 +103,26 @@ def _average(models: Sequence[Model], shares: Sequence[float]) -> Any:
 
 
 def _settle(
-    models: list[Model], shares: list[float], symmetry: Symmetry, max_rounds: int, arguments: dict[str, Any]
+    models: list[Model],
+    aligned: list[Model],
+    permutations: list[Permutation],
+    shares: list[float],
+    max_rounds: int,
+    arguments: dict[str, Any],
 ) -> None:
-    """Align each model to the mean of the others until no permutation changes anything."""
-    identity: Permutation = symmetry.identity()
+    """Align each model to the mean of the others until nothing moves; `aligned` and `permutations` change in place."""
     generator = torch.Generator().manual_seed(arguments["seed"])
     for _ in range(max_rounds):
         moved = False
         for i in torch.randperm(len(models), generator=generator).tolist():
-            others = [m for j, m in enumerate(models) if j != i]
+            others = [m for j, m in enumerate(aligned) if j != i]
             rest = [s for j, s in enumerate(shares) if j != i]
             mean = _average(others, [s / sum(rest) for s in rest])
-            result = align(models[i], mean, **arguments)
-            if result.cost < result.start_cost and result.permutation != identity:
-                models[i], moved = result.model, True
+            result = align(aligned[i], mean, **arguments)
+            if result.cost < result.start_cost and not result.permutation.is_identity:
+                moved, permutations[i] = True, result.permutation @ permutations[i]
+                # A lazy state is permuted at every reading: once, however often it was moved.
+                lazy = isinstance(models[i], LazyState)
+                aligned[i] = permutations[i].apply(models[i]) if lazy else result.model
         if not moved:
             return

@@ -172,8 +172,38 @@ def plot_history(history: Sequence[Mapping[str, Any]], ax: Axes | None = None) -
         ax.plot(steps, values, label=label, **style)
     ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     ax.set_xlabel("sweep" if "sweep" in history[0] else "step")
-    ax.set_ylabel("inner product" if "inner" in series else "cost")
-    ax.legend(frameon=False, handlelength=2.6)
+    ax.set_ylabel(_SERIES["inner"][0] if "inner" in series else "cost")
+    if len(series) > 1:
+        ax.legend(frameon=False, handlelength=2.6)
+    return ax
+
+
+def plot_accuracies(
+    rows: Sequence[Sequence[float]], ax: Axes | None = None, label: str = "mean of the tasks so far"
+) -> Axes:
+    """Draw the accuracy on each task over the tasks of a stream, and thickly their mean.
+
+    Args:
+        rows: row t holds the accuracies on tasks 0 ... t after task t, as in `onebasin.continual.AccuracyMatrix`.
+        ax: where to draw; a new figure if not given.
+        label: of the mean, for the legend.
+    """
+    if not rows:
+        raise ValueError("there is no task to draw")
+    ax, count = _prepare(ax), len(rows)
+    from matplotlib import colormaps
+    from matplotlib.ticker import MaxNLocator
+
+    colors = colormaps["cividis"](np.linspace(0, 0.9, count))
+    for task in range(count):
+        values = [rows[t][task] for t in range(task, count)]
+        ax.plot(range(task + 1, count + 1), values, color=colors[task], linewidth=1, marker="o", markersize=2.5, alpha=0.8)
+    means = [float(np.mean(row[: t + 1])) for t, row in enumerate(rows)]
+    ax.plot(range(1, count + 1), means, color=COLORS[1], linewidth=2.4, label=label)
+    ax.set_xlabel("tasks learnt")
+    ax.set_ylabel("accuracy")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.legend(frameon=False)
     return ax
 
 

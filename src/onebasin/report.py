@@ -41,6 +41,7 @@ class Report:
         alignment: its method, cost and convergence.
         paths: by name; the first is the one that the others are compared with.
         facts: further numbers, as label and value.
+        permutations: further permutations by name, such as those of the models of a merge.
     """
 
     title: str
@@ -50,6 +51,7 @@ class Report:
     alignment: Alignment | None = None
     paths: dict[str, Path] = field(default_factory=dict)
     facts: list[tuple[str, str]] = field(default_factory=list)
+    permutations: dict[str, Permutation] = field(default_factory=dict)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the HTML file, whole or not at all."""
@@ -68,13 +70,14 @@ def render(report: Report) -> str:
     Needs matplotlib (``onebasin[plots]``) where there is a curve to draw. The same report gives the same text.
     """
     permutation = report.permutation or (report.alignment.permutation if report.alignment else None)
-    symmetry = report.symmetry or (permutation.symmetry if permutation else None)
+    permutations = {**({"": permutation} if permutation else {}), **report.permutations}
+    symmetry = report.symmetry or next((permutation.symmetry for permutation in permutations.values()), None)
     sections = [
         _facts([*_alignment_facts(report.alignment), *report.facts]),
         _paths(report.paths),
         _convergence(report.alignment),
-        _matrices(permutation),
-        _groups(symmetry, permutation),
+        *(_matrices(name, permutation) for name, permutation in permutations.items()),
+        _groups(symmetry, permutations),
         _pins(symmetry),
     ]
     style = resources.files("onebasin").joinpath("data/report.css").read_text(encoding="utf-8")
@@ -97,10 +100,17 @@ def render(report: Report) -> str:
 </header>
 <main>
 {"".join(sections)}</main>
-<footer>Written by onebasin {metadata.version("onebasin")}.</footer>
+<footer>Written by onebasin{_version()}.</footer>
 </body>
 </html>
 """
+
+
+def _version() -> str:
+    try:
+        return f" {metadata.version('onebasin')}"
+    except metadata.PackageNotFoundError:  # run from a source tree
+        return ""
 
 
 # ------------------------------------------------------------------------------------------------------------- sections
@@ -121,8 +131,16 @@ def _alignment_facts(alignment: Alignment | None) -> list[tuple[str, str]]:
 def _facts(facts: Sequence[tuple[str, str]]) -> str:
     if not facts:
         return ""
-    tiles = (f"<div><dt>{_escape(label)}</dt><dd>{_escape(value)}</dd></div>\n" for label, value in facts)
-    return f"<dl>\n{''.join(tiles)}</dl>\n"
+    pairs = [f"<div><dt>{_escape(label)}</dt><dd>{_escape(value)}</dd></div>\n" for label, value in facts]
+    short = [_fits_tile(value) for _, value in facts]
+    tiles = "".join(pair for pair, fits in zip(pairs, short, strict=True) if fits)
+    rows = "".join(pair for pair, fits in zip(pairs, short, strict=True) if not fits)
+    return (f"<dl class='tiles'>\n{tiles}</dl>\n" if tiles else "") + (f"<dl class='rows'>\n{rows}</dl>\n" if rows else "")
+
+
+def _fits_tile(value: str) -> bool:
+    """Whether a value can stand large in a small box; names of files can not."""
+    return len(value) <= 24 and all(len(word) <= 12 for word in value.replace("-", " ").split())
 
 
 def _paths(paths: dict[str, Path]) -> str:
@@ -153,13 +171,14 @@ def _convergence(alignment: Alignment | None) -> str:
         return ""
     figure, axes = _figure()
     plot_history(alignment.history, axes)
-    what = axes.get_ylabel()
-    picture = _plot(f"{what}, {alignment.method}", themed_svg(figure, f"{what} at each {axes.get_xlabel()}"))
+    what = f"{axes.get_ylabel()} at each {axes.get_xlabel()}"
+    axes.set_ylabel("")
+    picture = _plot(what, themed_svg(figure, what))
     return _section("Convergence", f"<div class='plots'>{picture}</div>")
 
 
-def _matrices(permutation: Permutation | None) -> str:
-    if permutation is None or not permutation.indices:
+def _matrices(title: str, permutation: Permutation) -> str:
+    if not permutation.indices:
         return ""
     cards = []
     for name, group in permutation.symmetry.groups.items():
@@ -172,21 +191,21 @@ def _matrices(permutation: Permutation | None) -> str:
     note += " Large matrices are shown in blocks, darker where more units lie."
     shown, rest = (f"<div class='matrices'>\n{''.join(part)}</div>" for part in _cut(cards, _OPEN_MATRICES))
     more = _fold(f"{len(cards) - _OPEN_MATRICES} more", rest) if len(cards) > _OPEN_MATRICES else ""
-    return _section("Permutation matrices", f"<p>{note}</p>{shown}{more}")
+    heading = f"Permutation matrices of {_escape(title)}" if title else "Permutation matrices"
+    return _section(heading, f"<p>{note}</p>{shown}{more}")
 
 
-def _groups(symmetry: Symmetry | None, permutation: Permutation | None) -> str:
+def _groups(symmetry: Symmetry | None, permutations: dict[str, Permutation]) -> str:
     if symmetry is None:
         return ""
     rows = []
     for name, group in symmetry.groups.items():
         each = f" for each {', '.join(group.parents)}" if group.parents else ""
-        moved = []
-        if permutation is not None:
-            moved = [str(_moved(_sources(permutation, group))) if name in permutation.indices else "-"]
+        moved = [str(_moved(_sources(p, group))) if name in p.indices else "-" for p in permutations.values()]
         rows.append([_name(name), f"{group.size or '?'}{_escape(each)}", *moved, _axes(places(symmetry, name))])
-    header = ["group", "units", *(["moved"] if permutation is not None else []), "axes that move together"]
-    classes = ["name", "number", *["number"] * (len(header) - 3), "long"]
+    moved_in = [f"moved in {title}" if title else "moved" for title in permutations]
+    header = ["group", "units", *moved_in, "axes that move together"]
+    classes = ["name", "number", *["number"] * len(moved_in), "long"]
     table = _long_table(header, rows, classes, "groups")
     unreached = f"<p>Never used by the example inputs, left alone: {_axes(symmetry.unreached)}</p>"
     return _section("Groups", f"<p>{symmetry.summary()}.</p>{table}{unreached if symmetry.unreached else ''}")
@@ -260,12 +279,12 @@ def _axes(names: Sequence[str]) -> str:
 
 def _table(header: Iterable[str], rows: Iterable[Sequence[str]], classes: Sequence[str]) -> str:
     """A table that scrolls in a box of its own; the cells are HTML already."""
-    head = "".join(f"<th class='{c}'>{_escape(h)}</th>" for h, c in zip(header, classes, strict=True))
+    head = "".join(f"<th scope='col' class='{c}'>{_escape(h)}</th>" for h, c in zip(header, classes, strict=True))
     body = "".join(
         "<tr>" + "".join(f"<td class='{c}'>{cell}</td>" for cell, c in zip(row, classes, strict=True)) + "</tr>\n"
         for row in rows
     )
-    return f"<div class='scroll'><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>"
+    return f"<div class='scroll' tabindex='0'><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>"
 
 
 def _long_table(header: Sequence[str], rows: Sequence[Sequence[str]], classes: Sequence[str], what: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -207,6 +208,20 @@ class Symmetry:
             if len({layouts[k] for k in keys}) > 1:
                 raise ValueError(f"{' and '.join(map(repr, keys))} are one tensor; give them the same pattern")
         return replace(self, groups=groups, layouts=layouts, ties=ties)
+
+    def restrict(self, groups: Iterable[str] | str | None) -> Symmetry:
+        """Only the groups whose names match one of these shell patterns: the others stay as they are. None: all.
+
+        Raises:
+            ValueError: if there are patterns, and no group matches any.
+        """
+        if groups is None:
+            return self
+        patterns = [groups] if isinstance(groups, str) else list(groups)
+        kept = {name: g for name, g in self.groups.items() if any(fnmatch.fnmatchcase(name, p) for p in patterns)}
+        if patterns and not kept:
+            raise ValueError(f"no group matches {patterns}; there are {', '.join(self.groups)}")
+        return replace(self, groups=kept)
 
     def verify(self, model: nn.Module, example_inputs: Any, tolerance: float = 1e-9) -> float:
         """Check on this model's own weights that random permutations leave its function alone, in float64.

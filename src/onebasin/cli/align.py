@@ -66,7 +66,7 @@ def align(
     )
     output.facts({
         "cost": f"{result.start_cost:.6g} -> {result.cost:.6g} ({objective})",
-        "moved": repr(result.permutation).removeprefix("Permutation(").removesuffix(")"),
+        "moved": tasks.describe_moves(result.permutation),
         "ended": ("converged" if result.converged else "stopped at its limit") + f" after {result.seconds:.1f} s",
         "wrote": "\n".join(str(path) for path in (out, file, report) if path is not None),
     })  # fmt: skip

@@ -75,32 +75,26 @@ def merge(
     import onebasin as ob
 
     history: list[dict[str, Any]] = []
+    found: list[Any] = []
     with output.progress() as track:
         chosen = opened.load() if repair else choices.models(opened)
-        arguments = {**choices.arguments(track), "callback": history.append}
+        arguments = {**choices.arguments(track), "callback": history.append, "on_aligned": found.extend}
         arguments.pop("init")
         merged = ob.merge(
             chosen, weights=shares, repair=choices.data if repair else None, symmetry=opened.symmetry, to=to, **arguments
         )
         tasks.write_moved(out, tasks.in_types_of(like, merged), like, force, track)
+    permutations = {path.name: moved for path, moved in zip(models, found, strict=True) if not moved.is_identity}
     facts = {
-        "models": ", ".join(map(str, models)),
         "weights": ", ".join(f"{share:.4g}" for share in shares),
         "method": method,
+        **{name: tasks.describe_moves(moved) for name, moved in permutations.items()},
     }
-    tasks.save_report(
-        report, "Merge of " + ", ".join(p.name for p in models), {**facts, "written": out}, symmetry=opened.symmetry
-    )
+    title = "Merge of " + ", ".join(path.name for path in models)
+    tasks.save_report(report, title, {**facts, "written": out}, symmetry=opened.symmetry, permutations=permutations)
     output.facts({**facts, "wrote": "\n".join(str(path) for path in (out, report) if path is not None)})
-    output.finish(
-        {
-            **record,
-            "report": report,
-            "history": history,
-            "symmetry": opened.symmetry.summary(),
-            "notes": tasks.all_notes(opened),
-        }
-    )
+    ended = {"report": report, "history": history, "symmetry": opened.symmetry.summary(), "notes": tasks.all_notes(opened)}
+    output.finish({**record, **ended})
 
 
 def _read_weights(text: str | None, count: int) -> list[float]:

@@ -13,6 +13,7 @@ from onebasin.cli.options import read_settings
 if TYPE_CHECKING:
     from onebasin.checkpoints import Checkpoint, Opened
     from onebasin.lazy import LazyState
+    from onebasin.permutation import Permutation
 
 
 def open_inputs(
@@ -235,6 +236,11 @@ def in_types_of(like: Checkpoint, merged: Any) -> LazyState:
 
     state = make_lazy(merged)
     return LazyState(like.shapes, lambda key: state[key].to(like.shapes[key].dtype))
+
+
+def describe_moves(permutation: Permutation) -> str:
+    """One line: how many units moved."""
+    return repr(permutation).removeprefix("Permutation(").removesuffix(")")
 
 
 def show_inputs(output: Output, paths: Sequence[Path], opened: Opened) -> None:

@@ -1,0 +1,152 @@
+"""Continual learning (Table 3): Rotated MNIST and Split CIFAR-100, re-basin and its competitors.
+
+A trial is one or several strategies with their options, on one or several seeds, side by side on the device. The stages
+are "authors" (their settings, test data), "ablation" (re-basin without its parts, test data), "tune" (grids, on
+held-out training images; on CIFAR the first three tasks), "chosen" (the best of the grid, test data) and "cost" (time and
+memory of a step).
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import onebasin as ob
+from experiments import continual_tables
+from experiments.continual_networks import ResNet18, make_mlp
+from experiments.continual_settings import list_trials
+from onebasin import continual
+
+STRATEGIES: dict[str, Callable[..., continual.Strategy]] = {
+    "finetune": continual.Finetune,
+    "ewc": continual.EWC,
+    "lwf": continual.LwF,
+    "agem": continual.AGEM,
+    "replay": continual.Replay,
+    "derpp": continual.DERPlusPlus,
+    "joint": continual.Joint,
+    "rebasin": continual.RebasinStrategy,
+}
+
+
+def configs(quick: bool) -> list[dict[str, Any]]:
+    """All trials, the most important first."""
+    return list_trials(quick)
+
+
+def run(config: dict[str, Any], device: str) -> dict[str, Any]:
+    """All runs of a trial on all its seeds, each with its accuracy matrix.
+
+    A failure is a result too: other trials that share the device go on.
+    """
+    gc.collect()
+    gc.freeze()  # collections before each capture would look at every module again
+    try:
+        return _run_cost(config, device) if config["stage"] == "cost" else _run_side_by_side(config, device)
+    except (RuntimeError, ValueError):
+        return {"error": traceback.format_exc()}
+
+
+def draw(records: list[dict[str, Any]], folder: Path) -> None:
+    """Tables and figures."""
+    continual_tables.draw(records, folder)
+
+
+def _run_side_by_side(config: dict[str, Any], device: str) -> dict[str, Any]:
+    stream = _make_stream(config["benchmark"], config["stage"] == "tune", device).first(config["num_tasks"])
+    chosen = [(run, seed) for run in config["runs"] for seed in config["seeds"]]
+    strategies = [make_strategy(config, run, seed, device) for run, seed in chosen]
+    rows: list[list[Tensor]] = [[] for _ in chosen]
+    begin = time.perf_counter()
+    continual.interleave([_follow(s, stream, found) for s, found in zip(strategies, rows, strict=True)], device)
+    matrices = [[row.tolist() for row in found] for found in rows]
+    return {
+        "runs": [
+            {
+                "row": run["row"],
+                "seed": seed,
+                "variant": run["variant"],
+                "rows": [[round(value, 5) for value in row] for row in matrix],
+                "moved": [round(entry["moved"], 4) for entry in getattr(strategy, "history", [])],
+            }
+            for (run, seed), strategy, matrix in zip(chosen, strategies, matrices, strict=True)
+        ],
+        "seconds": round(time.perf_counter() - begin, 2),
+        "peak_memory": torch.cuda.max_memory_allocated() if device.startswith("cuda") else None,
+        "captured": strategies[0].capture,
+    }
+
+
+def _follow(strategy: continual.Strategy, stream: continual.Stream, rows: list[Tensor]) -> Iterator[None]:
+    """Learn a stream in portions, keeping the accuracies; joint training learns once, when it has everything."""
+    if isinstance(strategy, continual.Joint):
+        for task in stream.train[:-1]:
+            strategy.gather(task)
+    for row in continual.learn_stream(strategy, stream):
+        if row is not None:
+            rows.append(row)
+        yield None
+
+
+def make_strategy(config: dict[str, Any], run: dict[str, Any], seed: int, device: str) -> continual.Strategy:
+    """The strategy of a run, from plain values."""
+    torch.manual_seed(seed)
+    model = make_mlp(config["layers"]) if config["benchmark"] == "mnist" else ResNet18()
+    options = dict(run["variant"])
+    capture = device.startswith("cuda") and "ONEBASIN_EAGER" not in os.environ
+    options |= {"seed": seed, "capture": capture}
+    lr, momentum = options.pop("lr", None), options.pop("momentum", 0.0)
+    decay, plan_lr, first_lr = options.pop("decay", None), options.pop("plan_lr", None), options.pop("first_lr", None)
+    if first_lr is not None:
+        options["first_optimizer"] = continual.adam(first_lr)
+    name = run["strategy"]
+    if name != "rebasin":
+        options["optimizer"] = continual.sgd(lr or 0.1, momentum=momentum, weight_decay=decay or 0.0)
+        return STRATEGIES[name](model.to(device), **options)
+    delta = {"lr": 0.05 if lr is None else lr, "weight_decay": 0.1 if decay is None else decay, "momentum": momentum}
+    options["optimizer"] = continual.sgd(**delta)
+    options["plan_optimizer"] = continual.adam(plan_lr or 0.1)
+    return continual.RebasinStrategy(model.to(device), _symmetry(config["benchmark"], config["layers"]), **options)
+
+
+@functools.cache
+def _symmetry(benchmark: str, layers: int) -> ob.Symmetry:
+    model: nn.Module = make_mlp(layers) if benchmark == "mnist" else ResNet18()
+    return ob.symmetry(model, torch.rand(2, 1, 28, 28) if benchmark == "mnist" else torch.rand(2, 3, 32, 32))
+
+
+@functools.cache
+def _make_stream(benchmark: str, validation: bool, device: str) -> continual.Stream:
+    make = continual.rotated_mnist if benchmark == "mnist" else continual.split_cifar100
+    return make(validation=validation, device=device)
+
+
+def _run_cost(config: dict[str, Any], device: str) -> dict[str, Any]:
+    """The time of a step on a second task, alone on the device, and the peak of its memory."""
+    stream = _make_stream(config["benchmark"], False, device).first(2)
+    strategy = make_strategy(config, config["runs"][0], 0, device)
+    strategy.capture = strategy.capture and config["capture"]
+    strategy.fit(stream.train[0])
+    cuda = device.startswith("cuda")
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    before, marks = torch.cuda.memory_allocated() if cuda else 0, []
+    for done in strategy.learn(stream.train[1]):
+        if cuda:
+            torch.cuda.synchronize()
+        marks.append((done, time.perf_counter()))
+    (start, begin), (stop, end) = marks[0], marks[-1]
+    return {
+        "milliseconds": 1000 * (end - begin) / (stop - start),
+        "peak_memory": torch.cuda.max_memory_allocated() - before if cuda else None,
+        "captured": strategy.capture,
+    }

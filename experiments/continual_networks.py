@@ -1,0 +1,74 @@
+"""The networks of the continual-learning table."""
+
+import itertools
+
+import torch
+from torch import Tensor, nn
+
+
+class Standardize(nn.Module):
+    """Subtract the mean of a data set's pixels and divide by their deviation, a channel at a time."""
+
+    def __init__(self, means: tuple[float, ...], deviations: tuple[float, ...]):
+        super().__init__()
+        self.means, self.deviations = means, deviations
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (N, C, H, W), from 0 to 1."""
+        channels = [
+            (images[:, i] - mean) / deviation
+            for i, (mean, deviation) in enumerate(zip(self.means, self.deviations, strict=True))
+        ]
+        return torch.stack(channels, dim=1)
+
+
+def make_mlp(num_hidden: int = 1, width: int = 256) -> nn.Module:
+    """The paper's network for Rotated MNIST: one hidden layer by its appendix and code, two by its main text."""
+    layers: list[nn.Module] = [Standardize((0.1307,), (0.3081,)), nn.Flatten()]
+    for i, o in itertools.pairwise([784, *[width] * num_hidden]):
+        layers += [nn.Linear(i, o), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(width, 10))
+
+
+class Block(nn.Module):
+    """Two convolutions with batch norm around a shortcut."""
+
+    def __init__(self, num_inputs: int, num_outputs: int, stride: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(num_inputs, num_outputs, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(num_outputs)
+        self.conv2 = nn.Conv2d(num_outputs, num_outputs, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(num_outputs)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or num_inputs != num_outputs:
+            projection = nn.Conv2d(num_inputs, num_outputs, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(num_outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images to images, half as large if the stride is two."""
+        y = self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x)))))
+        return torch.relu(y + self.shortcut(x))
+
+
+class ResNet18(nn.Module):
+    """ResNet-18 for 32 x 32 images with a third of the usual channels, as in the MC-SGD and Stable SGD papers.
+
+    Its heads are one layer of 100 outputs, of which a task sees its own.
+    """
+
+    def __init__(self, channels: int = 20, num_classes: int = 100):
+        super().__init__()
+        self.standardize = Standardize((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+        self.stem = nn.Conv2d(3, channels, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(channels)
+        widths = [channels, channels, 2 * channels, 4 * channels, 8 * channels]
+        blocks: list[nn.Module] = []
+        for stage, (i, o) in enumerate(itertools.pairwise(widths)):
+            blocks += [Block(i, o, stride=2 if stage else 1), Block(o, o, stride=1)]
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(8 * channels, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (N, 3, 32, 32), from 0 to 1, to 100 logits."""
+        x = torch.relu(self.norm(self.stem(self.standardize(images))))
+        return self.head(self.blocks(x).mean((2, 3)))

@@ -1,0 +1,204 @@
+"""Tables and figures of continual learning, from records alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from onebasin.continual import AccuracyMatrix
+from onebasin.files import write_atomically
+
+Run = dict[str, Any]
+BENCHMARKS = {"mnist": "Rotated MNIST", "cifar": "Split CIFAR-100"}
+# Accuracy in percent and forgetting, as the paper prints them.
+PAPER = {
+    "mnist": {
+        "finetune": "46.28 ± 1.01, 0.52",
+        "ewc": "59.92 ± 1.71, 0.34",
+        "lwf": "61.86 ± 3.66, 0.29",
+        "agem": "68.47 ± 0.90, 0.28",
+        "as the authors": "78.14 ± 0.50, 0.12",
+        "joint": "90.84 ± 4.30, 0",
+    },
+    "cifar": {
+        "finetune": "35.41 ± 0.95, 0.49",
+        "ewc": "50.50 ± 1.33, 0.24",
+        "lwf": "41.43 ± 4.06, 0.51",
+        "agem": "44.42 ± 1.46, 0.36",
+        "as the authors": "51.34 ± 0.74, 0.07",
+        "joint": "60.48 ± 0.54, 0",
+    },
+}
+
+
+def draw(records: list[dict[str, Any]], folder: Path) -> None:
+    """Print and write the tables, and draw accuracy over time."""
+    good = [record for record in records if "error" not in record["result"]]
+    for record in records:
+        if "error" in record["result"]:
+            print(f"a trial of the stage {record['config']['stage']!r} failed: {record['result']['error'].splitlines()[-1]}")
+    parts = ["# Continual learning"]
+    for benchmark, title in BENCHMARKS.items():
+        for stage in ("authors", "ablation", "chosen"):
+            for layers in (1, 2):
+                runs = collect(good, stage, benchmark, layers)
+                if runs:
+                    hidden = f", {layers} hidden layer{'s' if layers > 1 else ''}" if benchmark == "mnist" else ""
+                    parts += [f"## {title}{hidden}: {stage}", _table(runs, benchmark)]
+        tuning = collect(good, "tune", benchmark)
+        if tuning:
+            parts += [f"## {title}: the best of each grid on validation data", _tuning_table(tuning)]
+        parts += _cost_table(good, benchmark, title)
+    text = "\n\n".join(parts) + "\n"
+    print(text)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "continual.md", lambda file: _write(file, text))
+    _draw_curves(good, folder)
+
+
+def collect(records: Iterable[dict[str, Any]], stage: str, benchmark: str, layers: int = 1) -> list[Run]:
+    """The runs of a stage, those that are in two trials once."""
+    found = {}
+    for record in records:
+        config = record["config"]
+        if (config["stage"], config["benchmark"], config["layers"]) == (stage, benchmark, layers):
+            for run in record["result"]["runs"]:
+                found[run["row"], run["seed"], json.dumps(run["variant"], sort_keys=True)] = run
+    return list(found.values())
+
+
+def by_row(runs: Iterable[Run]) -> dict[str, dict[int, Run]]:
+    """For each row its runs by seed."""
+    rows: dict[str, dict[int, Run]] = {}
+    for run in runs:
+        rows.setdefault(run["row"], {})[run["seed"]] = run
+    return rows
+
+
+def scores(runs: Iterable[Run]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Accuracy in percent, forgetting and Avalanche's forgetting of each run; 0 of joint training, which has one row."""
+    values = []
+    for run in runs:
+        last = run["rows"][-1]
+        if len(run["rows"]) < len(last):
+            values.append((100 * float(np.mean(last)), 0.0, 0.0))
+        else:
+            matrix = AccuracyMatrix(run["rows"])
+            values.append((100 * matrix.average, matrix.forgetting, matrix.drop))
+    accuracy, forgetting, drop = np.array(values).T
+    return accuracy, forgetting, drop
+
+
+def compare(ours: dict[int, Run], theirs: dict[int, Run]) -> tuple[float, float, float]:
+    """The mean difference in accuracy over the seeds both have, its standard error, and the p-value of a paired t-test."""
+    seeds = sorted(ours.keys() & theirs.keys())
+    difference = scores(ours[s] for s in seeds)[0] - scores(theirs[s] for s in seeds)[0]
+    if len(seeds) < 2 or not difference.std():
+        return float(difference.mean()), 0.0, 1.0
+    error = difference.std(ddof=1) / len(seeds) ** 0.5
+    return float(difference.mean()), float(error), float(stats.ttest_1samp(difference, 0.0).pvalue)
+
+
+def _table(runs: list[Run], benchmark: str) -> str:
+    rows = by_row(runs)
+    reference = next((row for row in ("as the authors", "re-basin") if row in rows), None)
+    header = ["", "accuracy %", "forgetting", "since learnt", "units moved", "seeds", "difference to re-basin (p)", "paper"]
+    lines = []
+    for row, found in rows.items():
+        accuracy, forgetting, drop = scores(found.values())
+        moved = [share for run in found.values() for share in run["moved"]]
+        cells = [row, f"{accuracy.mean():.2f} ± {_deviation(accuracy):.2f}"]
+        cells += [f"{forgetting.mean():.3f} ± {_deviation(forgetting):.3f}", f"{drop.mean():.3f}"]
+        cells += [f"{100 * float(np.mean(moved)):.0f} %" if moved else "", str(len(found))]
+        if reference is None or row == reference:
+            cells.append("")
+        else:
+            mean, error, p_value = compare(found, rows[reference])
+            cells.append(f"{mean:+.2f} ± {error:.2f} ({p_value:.2g})")
+        lines.append([*cells, PAPER[benchmark].get(row, "")])
+    return markdown(header, lines)
+
+
+def _tuning_table(runs: list[Run]) -> str:
+    """For each strategy (re-basin with and without the permutation apart) the setting of the best mean accuracy."""
+    grids: dict[str, dict[str, list[Run]]] = {}
+    for run in runs:
+        name = run["row"] + (", no permutation" if run["variant"].get("groups") == [] else "")
+        grids.setdefault(name, {}).setdefault(json.dumps(run["variant"]), []).append(run)
+    lines = []
+    for name, variants in grids.items():
+        ranked = sorted(variants.items(), key=lambda item: -float(scores(item[1])[0].mean()))
+        for place, (variant, found) in enumerate(ranked[:3], 1):
+            accuracy, forgetting, _ = scores(found)
+            numbers = [f"{accuracy.mean():.2f}", f"{forgetting.mean():.3f}"]
+            lines.append([name, f"{place} of {len(ranked)}", *numbers, f"`{variant}`"])
+    return markdown(["", "place", "accuracy %", "forgetting", "setting"], lines)
+
+
+def _cost_table(records: list[dict[str, Any]], benchmark: str, title: str) -> list[str]:
+    costs: dict[str, dict[bool, dict[str, Any]]] = {}
+    for record in records:
+        config = record["config"]
+        if config["stage"] == "cost" and config["benchmark"] == benchmark:
+            costs.setdefault(config["runs"][0]["row"], {})[config["capture"]] = record["result"]
+    if "replay" not in costs:
+        return []
+    lines = []
+    for row, found in costs.items():
+        cells = [row]
+        for capture in (True, False):
+            if capture in found and capture in costs["replay"]:
+                now, other = found[capture]["milliseconds"], costs["replay"][capture]["milliseconds"]
+                cells.append(f"{now:.3f} ({now / other:.1f})")
+            else:
+                cells.append("")
+        peak = found.get(True, found.get(False, {})).get("peak_memory")
+        lines.append([*cells, "" if peak is None else f"{peak / 2**20:.0f}"])
+    header = ["", "captured, ms a step (times replay)", "not captured", "peak memory, MiB"]
+    return [f"## {title}: cost of a step", markdown(header, lines)]
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _deviation(values: np.ndarray) -> float:
+    return float(values.std(ddof=1)) if len(values) > 1 else 0.0
+
+
+def _write(file: Path, text: str) -> None:
+    file.write_text(text)
+
+
+def _draw_curves(records: list[dict[str, Any]], folder: Path) -> None:
+    """For each benchmark, the mean accuracy of the tasks so far over time, a line a strategy."""
+    try:
+        from matplotlib.figure import Figure
+
+        from onebasin.plots import COLORS
+    except ImportError:
+        print("for pictures: pip install 'onebasin[plots]'")
+        return
+    for benchmark, title in BENCHMARKS.items():
+        rows = by_row(run for run in collect(records, "chosen", benchmark) if len(run["rows"]) == len(run["rows"][-1]))
+        if not rows:
+            continue
+        figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+        ax = figure.subplots()
+        for number, (row, found) in enumerate(rows.items()):
+            means = np.array([[100 * np.mean(line) for line in run["rows"]] for run in found.values()])
+            steps, middle, spread = np.arange(1, means.shape[1] + 1), means.mean(0), means.std(0)
+            color, style = COLORS[number % len(COLORS)], "-" if number < len(COLORS) else "--"
+            ax.plot(steps, middle, style, color=color, label=row, linewidth=2 if row == "re-basin" else 1.2)
+            ax.fill_between(steps, middle - spread, middle + spread, color=color, alpha=0.15, linewidth=0)
+        ax.set(xlabel="tasks learnt", ylabel="mean accuracy of the tasks so far, %", title=title)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+        figure.savefig(folder / f"continual-{benchmark}.svg")

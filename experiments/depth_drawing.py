@@ -1,0 +1,96 @@
+"""Tables and figures of the deep networks, from records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.depth import METHODS, NETWORKS
+from experiments.figures import METHOD_COLORS, new_figure, save_figure
+from experiments.summaries import write_markdown
+from onebasin.connectivity import Path as LossPath
+
+COLORS = {**METHOD_COLORS, "wm+mid": "C5"}
+
+
+def path_of(record: dict[str, Any], kind: str, split: str) -> LossPath:
+    """The loss of a record along the line: plain or repaired, train or test."""
+    curve = record["result"][kind]
+    return LossPath(curve["weights"], {"loss": curve[f"{split} loss"], "accuracy": curve[f"{split} accuracy"]})
+
+
+def draw_all(records: list[dict[str, Any]], folder: Path) -> None:
+    """A table of all networks, the curves of VGG11 and VGG19, barrier and AUC by depth."""
+    tables = []
+    for network in NETWORKS:
+        rows = []
+        for method, label in METHODS.items():
+            chosen = [r for r in records if r["config"]["network"] == network and r["config"]["method"] == method]
+            if chosen:
+                rows.append([label, *_row(chosen)])
+        if rows:
+            header = [network, "test barrier", "test AUC", "accuracy half way", "train barrier"]
+            header += [f"{name}, repaired" for name in header[1:]]
+            tables.append(([*header, "units moved", "seconds"], rows))
+    write_markdown(folder / "depth.md", "Deep networks on CIFAR-10", tables, records)
+    _draw_vgg_curves(records, folder)
+    _draw_by_depth(records, folder)
+
+
+def _row(chosen: list[dict[str, Any]]) -> list[str]:
+    row = []
+    for kind in ("plain", "repaired"):
+        tests = [path_of(r, kind, "test") for r in chosen]
+        middle = [path.metrics["accuracy"][len(path.weights) // 2] for path in tests]
+        row += [_each([path.barrier for path in tests]), _each([path.auc for path in tests]), _each(middle)]
+        row.append(_each([path_of(r, kind, "train").barrier for r in chosen]))
+    row.append(f"{np.mean([r['result']['moved'] for r in chosen]):.0%}")
+    return [*row, _each([r["result"]["seconds"] for r in chosen], digits=2)]
+
+
+def _each(values: list[float], digits: int = 3) -> str:
+    """Two pairs are too few for a deviation: show both."""
+    return ", ".join(f"{value:.{digits}f}" for value in values)
+
+
+def _draw_vgg_curves(records: list[dict[str, Any]], folder: Path) -> None:
+    figure, axes = new_figure(2, 2, width=9, height=6.4)
+    for row, network in zip(axes, ("vgg11", "vgg19"), strict=True):
+        for method, label in METHODS.items():
+            chosen = [r for r in records if r["config"]["network"] == network and r["config"]["method"] == method]
+            for record in chosen[:1]:
+                for ax, metric in zip(row, ("loss", "accuracy"), strict=True):
+                    path = path_of(record, "plain", "test")
+                    style = {"linestyle": "--"} if method == "naive" else {}
+                    ax.plot(path.weights, path.metrics[metric], color=COLORS[method], label=label, **style)
+                    ax.set(title=f"{network.upper()}: test {metric}", xlabel="weight of the permuted network")
+        if row[0].lines:
+            row[0].legend(frameon=False)
+    save_figure(figure, folder / "depth-curves")
+
+
+def _draw_by_depth(records: list[dict[str, Any]], folder: Path) -> None:
+    figure, axes = new_figure(1, 2, width=9, height=3.4)
+    networks = [n for n in NETWORKS if n.startswith("vgg")]
+    for method, label in METHODS.items():
+        for ax, metric in zip(axes, ("barrier", "auc"), strict=True):
+            points = []
+            for network in networks:
+                chosen = [r for r in records if r["config"]["network"] == network and r["config"]["method"] == method]
+                if chosen:
+                    points.append((network.upper(), np.mean([getattr(path_of(r, "plain", "test"), metric) for r in chosen])))
+            if points:
+                names, values = zip(*points, strict=True)
+                ax.plot(
+                    names,
+                    values,
+                    color=COLORS[method],
+                    marker="o",
+                    label=label,
+                    linestyle="--" if method == "naive" else "-",
+                )
+            ax.set(title="barrier" if metric == "barrier" else "AUC", ylabel="test loss", ylim=(0, None))
+    axes[0].legend(frameon=False)
+    save_figure(figure, folder / "depth-barriers")

@@ -1,0 +1,129 @@
+"""Table 2 and its curves, from records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.figures import METHOD_COLORS, new_figure, save_figure
+from experiments.summaries import mean_and_deviation, paired_p_value, write_markdown
+from experiments.table2 import METHODS, NUM_POINTS, TASKS, WIDTHS
+
+# Barriers of the paper's Table 2 (mean over 50 pairs), to set ratios beside.
+PAPER = {
+    "naive": {"Pol1": 0.62, "Pol3": 0.58, "MNIST": 1.07, "CIFAR-10": 1.23},
+    "wm": {"Pol1": 0.32, "Pol3": 0.41, "MNIST": 0.03, "CIFAR-10": 0.27},
+    "l2": {"Pol1": 0.10, "Pol3": 0.12, "MNIST": 0.02, "CIFAR-10": 0.19},
+    "ste": {"Pol1": 0.23, "Pol3": 0.24, "MNIST": 0.01, "CIFAR-10": 0.15},
+    "mid": {"Pol1": 0.07, "Pol3": 0.17, "MNIST": 0.00, "CIFAR-10": 0.05},
+    "rnd": {"Pol1": 0.03, "Pol3": 0.03, "MNIST": 0.01, "CIFAR-10": 0.06},
+}
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+
+
+class Cells:
+    """All trials of a method on a column, their pairs in order."""
+
+    def __init__(self, records: list[dict[str, Any]]):
+        self._records = sorted(records, key=lambda record: record["config"]["first"])
+
+    def cell(self, task: str, width: int, method: str) -> list[dict[str, Any]]:
+        """The results of a cell, in the order of their pairs."""
+        wanted = {"task": task, "width": width, "method": method}
+        chosen = [r for r in self._records if all(r["config"][k] == v for k, v in wanted.items())]
+        return [record["result"] for record in chosen]
+
+    def values(self, task: str, width: int, method: str, split: str, what: str) -> list[float]:
+        """A number of every pair."""
+        return [v for result in self.cell(task, width, method) for v in result[split][what]]
+
+    def curve(self, task: str, width: int, method: str, split: str, what: str) -> list[float]:
+        """A mean curve over all pairs."""
+        results = self.cell(task, width, method)
+        counts = [len(result[split]["barrier"]) for result in results]
+        return np.average([result[split][what] for result in results], axis=0, weights=counts).tolist() if results else []
+
+
+def draw_all(records: list[dict[str, Any]], folder: Path) -> None:
+    """The table of every column, the strip of widths, and the curves."""
+    cells = Cells(records)
+    tables: list[Table] = []
+    for task in TASKS:
+        width = TASKS[task].widths[1]
+        if cells.cell(task, width, "naive"):
+            tables.append(_column(cells, task, width))
+    tables += [_strip(cells, task) for task in ("MNIST", "CIFAR-10") if cells.cell(task, 512, "naive")]
+    write_markdown(folder / "table2.md", "Table 2: linear mode connectivity", tables, records)
+    _draw_curves(cells, folder)
+
+
+def _column(cells: Cells, task: str, width: int) -> Table:
+    naive = {split: cells.values(task, width, "naive", split, "barrier") for split in ("train", "test")}
+    rows = []
+    for method, label in METHODS.items():
+        if not cells.cell(task, width, method):
+            continue
+        row = [label]
+        for split in ("train", "test"):
+            barrier = cells.values(task, width, method, split, "barrier")
+            row += [
+                mean_and_deviation(barrier),
+                f"{np.mean(barrier) / np.mean(naive[split][: len(barrier)]):.3f}",
+                mean_and_deviation(cells.values(task, width, method, split, "auc")),
+            ]
+        train = cells.values(task, width, method, "train", "barrier")
+        for other in ("wm", "ste"):
+            reference = cells.values(task, width, other, "train", "barrier")[: len(train)]
+            row.append(f"{paired_p_value(train, reference):.1g}" if len(reference) == len(train) else "")
+        accuracy = cells.values(task, width, method, "test", "middle_accuracy")
+        seconds = np.mean([result["seconds_each"] for result in cells.cell(task, width, method)])
+        paper = f"{PAPER[method][task] / PAPER['naive'][task]:.3f}" if method in PAPER else ""
+        row += [mean_and_deviation(accuracy) if accuracy else "", f"{seconds:.2f}", paper]
+        rows.append([*row, str(len(train))])
+    ends = {s: np.mean(cells.values(task, width, "naive", s, "ends")) for s in ("train", "test")}
+    header = [
+        f"{task}, width {width}; ends: {ends['train']:.3f} train, {ends['test']:.3f} test",
+        "train barrier", "/ naive", "train AUC", "test barrier", "/ naive", "test AUC",
+        "p, as WM", "p, as STE", "accuracy half way", "seconds a pair", "paper's / naive", "pairs",
+    ]  # fmt: skip
+    return header, rows
+
+
+def _strip(cells: Cells, task: str) -> Table:
+    rows = []
+    for method, label in METHODS.items():
+        row = []
+        for width in WIDTHS:
+            pair = [cells.values(task, width, method, split, "barrier")[:10] for split in ("train", "test")]
+            row.append(" / ".join(f"{np.mean(values):.4f}" for values in pair) if pair[0] else "")
+        if any(row[1:]):
+            rows.append([label, *row])
+    return [f"{task}: barrier on train / test, first ten pairs", *[f"width {w}" for w in WIDTHS]], rows
+
+
+def _draw_curves(cells: Cells, folder: Path) -> None:
+    """The mean curve of every method: the loss of each column, the accuracy of the classifications."""
+    figure, axes = new_figure(2, 3, width=12, height=6.4)
+    panels = [
+        ("Pol1", "loss"),
+        ("MNIST", "loss"),
+        ("MNIST", "accuracy"),
+        ("Pol3", "loss"),
+        ("CIFAR-10", "loss"),
+        ("CIFAR-10", "accuracy"),
+    ]
+    weights = np.linspace(0, 1, NUM_POINTS)
+    for ax, (task, what) in zip(axes.flat, panels, strict=True):
+        width = TASKS[task].widths[1]
+        for method in ("naive", "wm", "activation", "ste", "l2", "mid", "rnd"):
+            curve = cells.curve(task, width, method, "train", "mean_losses" if what == "loss" else "mean_accuracies")
+            if curve:
+                style = {"linestyle": "--"} if method == "naive" else {}
+                ax.plot(weights, curve, color=METHOD_COLORS[method], label=METHODS[method], **style)
+        ax.set(title=f"{task}: {what} on training data", xlabel="weight of the permuted network")
+    if axes[0, 0].lines:
+        axes[0, 0].legend(frameon=False, fontsize=8)
+    save_figure(figure, folder / "table2-curves")

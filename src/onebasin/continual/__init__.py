@@ -1,0 +1,56 @@
+"""Continual learning: strategies that learn one task after the other, streams of tasks, and what is measured on them."""
+
+from onebasin.continual.agem import AGEM
+from onebasin.continual.derpp import DERPlusPlus
+from onebasin.continual.evaluation import learn_stream, run_stream
+from onebasin.continual.ewc import EWC
+from onebasin.continual.finetune import Finetune
+from onebasin.continual.joint import Joint
+from onebasin.continual.lwf import LwF
+from onebasin.continual.metrics import AccuracyMatrix
+from onebasin.continual.rebasin import RebasinStrategy
+from onebasin.continual.replay import Replay
+from onebasin.continual.stepping import interleave
+from onebasin.continual.strategy import Strategy, Training, accuracy, adam, sgd
+from onebasin.continual.streams import (
+    Stream,
+    Task,
+    hold_out,
+    rotate,
+    rotated,
+    rotated_digits,
+    rotated_mnist,
+    split,
+    split_cifar100,
+    split_digits,
+)
+
+__all__ = [
+    "AGEM",
+    "EWC",
+    "AccuracyMatrix",
+    "DERPlusPlus",
+    "Finetune",
+    "Joint",
+    "LwF",
+    "RebasinStrategy",
+    "Replay",
+    "Strategy",
+    "Stream",
+    "Task",
+    "Training",
+    "accuracy",
+    "adam",
+    "hold_out",
+    "interleave",
+    "learn_stream",
+    "rotate",
+    "rotated",
+    "rotated_digits",
+    "rotated_mnist",
+    "run_stream",
+    "sgd",
+    "split",
+    "split_cifar100",
+    "split_digits",
+]

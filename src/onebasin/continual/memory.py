@@ -1,0 +1,63 @@
+"""The episodic memory: a few examples of every class of every task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onebasin.continual.samples import Samples
+
+
+class Memory:
+    """Keeps the same number of random examples of each class of each task.
+
+    Args:
+        per_class: examples of a class and task.
+    """
+
+    def __init__(self, per_class: int):
+        if per_class < 0:
+            raise ValueError(f"memory_per_class must not be negative, got {per_class}")
+        self.per_class = per_class
+        self._samples: Samples | None = None
+
+    def __len__(self) -> int:
+        return 0 if self._samples is None else len(self._samples)
+
+    @property
+    def samples(self) -> Samples:
+        """All that is kept, oldest task first."""
+        if self._samples is None:
+            raise ValueError("the memory is empty: no task was added yet")
+        return self._samples
+
+    def add(self, task: Samples, generator: torch.Generator) -> Samples | None:
+        """Keep some examples of a task, balanced over its classes; of a class that has fewer, all.
+
+        Returns:
+            What was kept of this task; None if nothing.
+        """
+        if not self.per_class:
+            return None
+        index = _choose(task.targets.cpu(), self.per_class, generator).to(task.inputs.device)
+        kept = task.at(index)
+        self._samples = kept if self._samples is None else Samples.join([self._samples, kept])
+        return kept
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that is kept."""
+        if self._samples is None:
+            return {}
+        return {"inputs": self.samples.inputs, "targets": self.samples.targets, "heads": self.samples.heads}
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        """Take over what `state_dict` gave."""
+        self._samples = Samples(**{name: value.to(device) for name, value in state.items()}) if state else None
+
+
+def _choose(targets: Tensor, per_class: int, generator: torch.Generator) -> Tensor:
+    order = torch.randperm(len(targets), generator=generator)
+    shuffled = targets[order]
+    return torch.cat([order[shuffled == label][:per_class] for label in shuffled.unique()])

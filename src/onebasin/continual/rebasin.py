@@ -1,0 +1,162 @@
+"""Incremental learning by re-basin: the paper's strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from onebasin.continual.halfway import HalfWay
+from onebasin.continual.replay import check_weighting
+from onebasin.continual.samples import Feed, Samples
+from onebasin.continual.strategy import Loss, MakeOptimizer, Strategy, Training, Weighting, adam, sgd
+from onebasin.network import RebasinNet
+from onebasin.permutation import Permutation
+from onebasin.structure import Symmetry
+
+Fusion = Literal["code", "paper"]
+_NUM_JUDGES = 500
+
+
+class RebasinStrategy(Strategy):
+    """Algorithm 1 of the paper: move along the line between a network and a permutation of it, and a little off that line.
+
+    For each task but the first, plans P and a residual delta are found together (eq. clcost),
+
+        minimise C((theta + pi_P(theta)) / 2 + delta) + beta |delta|^2
+
+    over the task and the memory; then the plans are hardened and the networks fused (eq. clrebasin_newmodel). The first task
+    is plain training. The weight decay of `optimizer` is beta.
+
+    Args:
+        model: where to start.
+        symmetry: of the model, from `onebasin.symmetry`.
+        loss: ``loss(output, target)``.
+        alpha: weight of the network as it was in the fusion.
+        fusion: "code": theta' = alpha theta + (1 - alpha) pi(theta) + delta, as the authors ran it; "paper": alpha and
+            1 - alpha exchanged, as they wrote it.
+        weighting: "pooled" takes the mean over the batches of task and memory, "equal" the average of the two means.
+        groups: which groups to permute, as shell patterns; all if None, none (delta alone) if empty.
+        residual: whether there is a delta.
+        plan_optimizer: for the logits of the plans; Adam with a step of 0.1 if not given.
+        clip: bound on each entry of the task's gradient in delta; None for no bound. With weight decay beta no entry of
+            delta grows beyond clip / beta.
+        noise: standard deviation of the noise on the identity that the logits start from.
+        mass: start from an identity whose plan holds this mass on the diagonal, whatever its size, instead of the paper's.
+        tau: temperature of the Sinkhorn operator.
+        num_iters: its rounds.
+        training: see `Training`. Here `optimizer` is for delta, and SGD with a step of 0.05 and weight decay 0.1 if not
+            given; `first_optimizer` is Adam with a step of 1e-3; and `reset_norms` is on, because no step has seen the
+            fused network.
+    """
+
+    replays = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        symmetry: Symmetry,
+        loss: Loss = functional.cross_entropy,
+        alpha: float = 0.8,
+        fusion: Fusion = "code",
+        weighting: Weighting = "pooled",
+        groups: Iterable[str] | None = None,
+        residual: bool = True,
+        plan_optimizer: MakeOptimizer | None = None,
+        clip: float | None = 1e-3,
+        noise: float = 0.0,
+        mass: float | None = None,
+        tau: float = 1.0,
+        num_iters: int = 20,
+        **training: Unpack[Training],
+    ):
+        defaults: Training = {"optimizer": sgd(0.05, weight_decay=0.1), "first_optimizer": adam(1e-3), "reset_norms": True}
+        options: Training = {**defaults, **training}
+        super().__init__(model, loss, **options)
+        if not 0 <= alpha <= 1:
+            raise ValueError(f"alpha must lie between 0 and 1, got {alpha}")
+        if fusion not in ("code", "paper"):
+            raise ValueError(f"fusion must be 'code' or 'paper', got {fusion!r}")
+        check_weighting(weighting)
+        self.symmetry = symmetry.bind(model).restrict(groups)
+        if not self.symmetry.groups and not residual:
+            raise ValueError("without groups to permute and without a residual there is nothing to learn with")
+        self.alpha, self.fusion, self.residual = alpha, fusion, residual
+        self.weighting: Weighting = weighting
+        self.plan_optimizer = plan_optimizer or adam(0.1)
+        self.clip, self.noise, self.mass, self.tau, self.num_iters = clip, noise, mass, tau, num_iters
+        self.history: list[dict[str, float]] = []
+        self._half_way: HalfWay | None = None
+
+    def begin(self, samples: Samples, num_steps: int) -> Callable[[], None]:
+        """Plain training for the first task; plans and residual afterwards."""
+        if self.num_tasks == 1:
+            return super().begin(samples, num_steps)
+        self.open_feeds(samples, num_steps)
+        here = self._half_way = HalfWay(self.model, self.symmetry, self._make_net(), self.residual, self.generator)
+        delta, optimizers = list(here.delta.values()), []
+        if here.net is not None:
+            optimizers.append(self.make_optimizer(self.plan_optimizer, list(here.net.parameters())))
+        if delta:
+            optimizers.append(self.make_optimizer(self.optimizer, delta))
+
+        def step() -> None:
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            here.backward(lambda params: self.replayed_loss(self.weighting, params))
+            if self.clip is not None and delta:
+                torch.nn.utils.clip_grad_value_(delta, self.clip)
+            for optimizer in optimizers:
+                optimizer.step()
+
+        return step
+
+    def _make_net(self) -> RebasinNet | None:
+        """Plans that start at the identity."""
+        if not self.symmetry.groups:
+            return None
+        start, mass = (None, 0.5) if self.mass is None else (self.symmetry.identity(), self.mass)
+        return RebasinNet(
+            self.model, self.symmetry, self.tau, self.num_iters, start, self.noise, mass, generator=self.generator
+        )
+
+    def finish(self, samples: Samples) -> None:
+        """Harden the plans and fuse."""
+        here, self._half_way = self._half_way, None
+        if here is None:
+            return
+        permutation = None if here.net is None else self._harden(here, here.net, samples)
+        self._load(here.fuse(permutation, self.alpha if self.fusion == "code" else 1 - self.alpha))
+        still = 1.0 if permutation is None else permutation.agreement(permutation.symmetry.identity())
+        entry = {"task": float(self.num_tasks - 1), "moved": 1 - still, "residual": here.residual_length()}
+        self.history.append(entry)
+
+    def _harden(self, here: HalfWay, net: RebasinNet, samples: Samples) -> Permutation:
+        """The assignment on the plans or that on the logits: the one that costs less half way, on task and memory."""
+        feeds = [Feed(samples, _NUM_JUDGES, 1, self.generator)]
+        if len(self.memory):
+            feeds.append(Feed(self.memory.samples, _NUM_JUDGES, 1, self.generator))
+        judges = Samples.join([feed.draw() for feed in feeds])
+
+        def cost(permutation: Permutation) -> float:
+            with torch.no_grad():
+                return float(self.loss(self.answer(judges, here.fuse(permutation, 0.5)), judges.targets))
+
+        return net.permutation(cost)
+
+    def _load(self, params: dict[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(params[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """With the history."""
+        return {**super().state_dict(), "history": [dict(entry) for entry in self.history]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it over."""
+        super().load_state_dict(state)
+        self.history = [dict(entry) for entry in state["history"]]

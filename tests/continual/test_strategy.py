@@ -1,0 +1,163 @@
+"""What holds for every strategy."""
+
+import copy
+import io
+
+import pytest
+import torch
+from tests.continual.clusters import TRAINING, make_mlp, make_task
+from torch import nn
+
+import onebasin as ob
+from onebasin import continual
+from onebasin.continual import Finetune, Task, accuracy, adam, run_stream
+
+STRATEGIES = {
+    "finetune": continual.Finetune,
+    "ewc": lambda model, **options: continual.EWC(model, strength=10, num_fisher=20, **options),
+    "lwf": continual.LwF,
+    "agem": continual.AGEM,
+    "replay": continual.Replay,
+    "derpp": continual.DERPlusPlus,
+    "joint": continual.Joint,
+    "rebasin": lambda model, **options: continual.RebasinStrategy(
+        model, ob.symmetry(model, torch.rand(2, 6), verify=False), noise=0.1, **options
+    ),
+}
+every_strategy = pytest.mark.parametrize("make", STRATEGIES.values(), ids=STRATEGIES)
+
+
+def assert_same(a: nn.Module, b: nn.Module) -> None:
+    for key, value in a.state_dict().items():
+        assert torch.equal(value, b.state_dict()[key]), key
+
+
+@every_strategy
+def test_the_users_model_is_left_alone(make):
+    model = make_mlp().train()
+    before = copy.deepcopy(model)
+    strategy = make(model, **TRAINING)
+    for seed in range(2):
+        strategy.fit(make_task(seed))
+    assert_same(model, before)
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not strategy.model.training
+    assert strategy.num_tasks == 2
+    assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), strategy.model.parameters(), strict=True))
+
+
+@every_strategy
+def test_a_run_goes_on_from_a_checkpoint_as_if_nothing_had_happened(make):
+    tasks = [make_task(seed, (2 * seed, 2 * seed + 1), heads=True) for seed in (0, 1)] + [make_task(2, (1, 2), heads=True)]
+    through, first = make(make_mlp(), **TRAINING), make(make_mlp(), **TRAINING)
+    for task in tasks:
+        through.fit(task)
+    for task in tasks[:2]:
+        first.fit(task)
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    second = make(make_mlp(seed=9), **TRAINING)
+    second.load_state_dict(torch.load(file, weights_only=True))
+    second.fit(tasks[2])
+    assert_same(through.model, second.model)
+    assert second.heads == through.heads
+
+
+@every_strategy
+def test_the_same_seed_gives_the_same_network(make):
+    networks = []
+    for seed in (0, 0, 1):
+        strategy = make(make_mlp(), seed=seed, **TRAINING)
+        for number in range(2):
+            strategy.fit(make_task(number))
+        networks.append(strategy.model)
+    assert_same(networks[0], networks[1])
+    assert any(not torch.equal(a, b) for a, b in zip(networks[0].parameters(), networks[2].parameters(), strict=True))
+
+
+@every_strategy
+def test_a_task_with_a_head_does_not_touch_the_other_outputs(make):
+    strategy = make(make_mlp(), first_optimizer=continual.sgd(), **TRAINING)
+    before = strategy.model[-1].bias.detach().clone()
+    strategy.fit(make_task(0, (0, 2), heads=True))
+    changed = strategy.model[-1].bias != before
+    assert changed.tolist() == [True, False, True, False]
+
+
+@every_strategy
+def test_batch_norm(make):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+    strategy = make(model, first_optimizer=adam(0.01), first_epochs=20, **TRAINING)
+    for seed in range(2):
+        strategy.fit(make_task(seed))
+    assert float(accuracy(strategy.model, make_task(0))) + float(accuracy(strategy.model, make_task(1))) > 1.0
+    assert not torch.equal(strategy.model[1].running_mean, model[1].running_mean)
+
+
+def test_accuracy_counts_right_answers_among_the_classes_of_the_task():
+    model = nn.Linear(4, 4, bias=False)
+    nn.init.eye_(model.weight)
+    inputs = torch.tensor([[1.0, 2, 0, 0], [3, 2, 1, 0], [0, 0, 1, 0]])
+    targets = torch.tensor([1, 1, 2])
+    assert float(accuracy(model, Task(inputs, targets))) == pytest.approx(2 / 3)
+    assert float(accuracy(model, Task(inputs, targets, (1, 2)), batch_size=2)) == 1
+
+
+def test_norms_are_reset_on_equal_shares_of_all_tasks():
+    """Inputs of the first task lie at -1, of the second at 1: their mean must come out near zero, not near the last task."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(1, affine=False), nn.Linear(1, 2))
+    means = {}
+    for reset in (True, False):
+        strategy = continual.Replay(model, reset_norms=reset, batch_size=20, replay_size=1, memory_per_class=10)
+        for place in (-1.0, 1.0):
+            inputs = place + 0.01 * torch.randn(100, 1)
+            strategy.fit(Task(inputs, torch.arange(100) % 2))
+        means[reset] = float(strategy.model[0].running_mean)
+    assert abs(means[True]) < 0.02
+    assert means[False] > 0.5
+
+
+def test_a_stream_from_start_to_end_and_in_two_parts():
+    stream = continual.rotated_digits(3)
+
+    def make():
+        torch.manual_seed(0)
+        return Finetune(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10)), epochs=1)
+
+    seen = []
+    whole = run_stream(make(), stream, after=seen.append)
+    assert [matrix.num_tasks for matrix in seen] == [1, 2, 3]
+    assert [len(row) for row in whole.rows] == [1, 2, 3]
+    strategy = make()
+    part = run_stream(strategy, stream.first(1))
+    with pytest.raises(ValueError, match="give start="):
+        run_stream(strategy, stream)
+    assert run_stream(strategy, stream, start=part).rows == whole.rows
+
+
+def test_refusals(mlp):
+    with pytest.raises(ValueError, match="batch_size must be at least 1"):
+        Finetune(mlp, batch_size=0)
+    with pytest.raises(ValueError, match="CUDA"):
+        Finetune(mlp, capture=True)
+    with pytest.raises(ValueError, match="no parameters"):
+        Finetune(nn.ReLU())
+    with pytest.raises(ValueError, match="weighting"):
+        continual.Replay(mlp, weighting="half")  # type: ignore[arg-type]
+    strategy = Finetune(mlp)
+    with pytest.raises(ValueError, match="not all outputs"):
+        strategy.fit(Task(torch.rand(4, 6), torch.tensor([0, 1, 8, 9]), (0, 1, 8, 9)))
+    with pytest.raises(ValueError, match="not among its classes"):
+        strategy.fit(Task(torch.rand(4, 6), torch.tensor([0, 1, 2, 3]), (0, 1)))
+    assert strategy.num_tasks == 0
+    with pytest.raises(ValueError, match="expected the state of a Finetune"):
+        strategy.load_state_dict(continual.Replay(mlp).state_dict())
+
+
+@pytest.fixture
+def mlp():
+    return make_mlp()
