@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: install demo test check bench docs coverage avalanche clean
+.PHONY: install demo test check bench docs coverage avalanche mergekit clean
 
 install: .venv/installed
 
@@ -53,5 +53,16 @@ avalanche: .venv-avalanche/installed
 	.venv-avalanche/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[avalanche,files]' pytest
 	touch $@
 
+# Likewise: mergekit, which our folders should go straight into.
+mergekit: install .venv-mergekit/installed
+	$(PY) -m benchmarks.peer_mergekit .venv-mergekit/bin/mergekit-yaml --out results/mergekit.json
+	MERGEKIT=$(CURDIR)/.venv-mergekit/bin/mergekit-yaml $(PY) -m pytest tests/cli/test_mergekit.py
+
+.venv-mergekit/installed: constraints.txt
+	$(PYTHON) -m venv .venv-mergekit
+	.venv-mergekit/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	.venv-mergekit/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt mergekit
+	touch $@
+
 clean:
-	rm -rf .venv .venv-coverage .venv-avalanche
+	rm -rf .venv .venv-coverage .venv-avalanche .venv-mergekit

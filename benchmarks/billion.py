@@ -7,6 +7,7 @@ from the two folders, and their merge must be the first network. No tensor is he
 
 import argparse
 import json
+import os
 import resource
 import shutil
 import tempfile
@@ -99,11 +100,13 @@ def run(folder: Path, device: str, noise: float, seed: int, layers: int) -> dict
     timed("permute", lambda: write_checkpoint(folder / "b", planted.apply(noisy), first))
     second = fit_names(open_checkpoint(folder / "b"), shapes, symmetry.ties)
     sweeps: list[float] = []
-    begin = time.perf_counter()
+    busy: list[float] = []
+    begin, begin_busy = time.perf_counter(), time.process_time()
 
     def note(entry: dict[str, Any]) -> None:
         sweeps.append(round(time.perf_counter() - begin, 2))
-        print(f"  {entry}, {sweeps[-1]:.0f} s", flush=True)
+        busy.append(round(time.process_time() - begin_busy, 2))  # on all cores; unlike the clock, whoever else is at work
+        print(f"  {entry}, {sweeps[-1]:.0f} s, {busy[-1]:.0f} s of cores", flush=True)
 
     result = timed(
         "align",
@@ -111,7 +114,8 @@ def run(folder: Path, device: str, noise: float, seed: int, layers: int) -> dict
             second, to=first.to(device), symmetry=symmetry, method="weight-matching", order="anchored", callback=note
         ),
     )
-    record |= {"sweeps_at_seconds": sweeps, "cost": result.cost, "start_cost": result.start_cost}
+    record |= {"sweeps_at_seconds": sweeps, "sweeps_at_core_seconds": busy, "load": os.getloadavg()}
+    record |= {"cost": result.cost, "start_cost": result.start_cost}
     record["exact"] = result.permutation == planted.inverse()
     timed("apply", lambda: write_checkpoint(folder / "aligned", result.model, second))
     merged = ob.interpolate([first, result.model], [0.5, 0.5])

@@ -1,7 +1,8 @@
 """An aligned folder goes straight into mergekit: ``make mergekit``, or ``python -m benchmarks.peer_mergekit COMMAND``.
 
-COMMAND is mergekit's ``mergekit-yaml``, which lives in an environment of its own. A small random Llama and a permuted copy of it are
-merged by mergekit (linear, half and half) as they are, and after ``onebasin align``. Aligned, the merge is the first network.
+COMMAND is mergekit's ``mergekit-yaml``, which lives in an environment of its own. A small random Llama and a permuted copy
+of it are merged by mergekit (linear, half and half) as they are, and after ``onebasin align``. Aligned, the merge is the
+first network.
 """
 
 import argparse
