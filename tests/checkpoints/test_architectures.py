@@ -102,6 +102,16 @@ def test_torchvision():
         find_architecture("torchvision:resnet51")
 
 
+def test_timm():
+    timm = pytest.importorskip("timm")
+    assert timm.__version__
+    found = find_architecture("timm:resnet18")
+    assert found.example_inputs.shape == (1, 3, 224, 224)
+    assert len(found.symmetry(verify=False).groups) == 12
+    with pytest.raises(ValueError, match=r"timm has no model 'resnet_18'; did you mean"):
+        find_architecture("timm:resnet_18")
+
+
 def write_config(folder, config, name):
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**config.to_dict(), "architectures": [name]}))

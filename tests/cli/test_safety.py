@@ -187,6 +187,15 @@ def test_a_read_only_place_is_told_of(onebasin, folder):
     assert "cannot be written to" in ran.err
 
 
+def test_a_report_that_cannot_be_drawn_is_refused_before_any_work(onebasin, folder, monkeypatch):
+    before = digest(folder)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    ran = onebasin(*ALIGN, "--report", "r.html")
+    assert ran.code == 3
+    assert "pip install 'onebasin[plots]'" in ran.err
+    assert digest(folder) == before
+
+
 def test_without_the_extra_there_is_one_sentence(tmp_path):
     for name in ("typer", "rich"):
         (tmp_path / f"{name}.py").write_text("raise ImportError")

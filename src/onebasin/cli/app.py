@@ -62,7 +62,10 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
     if version:
         from importlib import metadata
 
-        print(f"onebasin {metadata.version('onebasin')}")
+        try:
+            print(f"onebasin {metadata.version('onebasin')}")
+        except metadata.PackageNotFoundError:
+            print("onebasin, from a source tree")
         raise typer.Exit
 
 

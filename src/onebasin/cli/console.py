@@ -72,7 +72,13 @@ class Output:
     @contextlib.contextmanager
     def progress(self) -> Iterator[Track]:
         """A bar with the time left, on standard error if that is a terminal; yields what to call as work is done."""
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+        )
         with Progress(*columns, console=self.err, transient=True, disable=not self.err.is_terminal) as bars:
             tasks: dict[str, Any] = {}
 

@@ -199,12 +199,22 @@ def check_files(taken_paths: Sequence[Path], files: Sequence[Path | None], force
     """Refuse files to be written that exist, that are inputs, or that are each other."""
     from onebasin.files import check_writable
 
+    if any(file is not None and file.suffix != ".safetensors" for file in files):
+        check_pictures()
     taken = {path.resolve() for path in taken_paths}
     for file in filter(None, files):
         if file.resolve() in taken:
             raise ValueError(f"{file} is an input, or named twice: every output needs a place of its own")
         taken.add(file.resolve())
         check_writable(file, force)
+
+
+def check_pictures() -> None:
+    """Refuse, before any work, a report or a picture that could not be drawn."""
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise ValueError("reports and pictures need matplotlib: pip install 'onebasin[plots]'")
 
 
 def write_moved(
