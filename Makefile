@@ -54,15 +54,14 @@ avalanche: .venv-avalanche/installed
 	touch $@
 
 # Likewise: mergekit, which our folders should go straight into, and PEFT, which it brings along.
-mergekit: install .venv-mergekit/installed
-	$(PY) -m benchmarks.peer_mergekit .venv-mergekit/bin/mergekit-yaml --out results/mergekit.json
-	MERGEKIT=$(CURDIR)/.venv-mergekit/bin/mergekit-yaml $(PY) -m pytest tests/cli/test_mergekit.py
-	PYTHONPATH=src .venv-mergekit/bin/python -m pytest tests/checkpoints/test_peft.py
+mergekit: .venv-mergekit/installed
+	.venv-mergekit/bin/python -m benchmarks.peer_mergekit .venv-mergekit/bin/mergekit-yaml --out results/mergekit.json
+	.venv-mergekit/bin/python -m pytest tests/checkpoints/test_peft.py
 
-.venv-mergekit/installed: constraints.txt
+.venv-mergekit/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-mergekit
 	.venv-mergekit/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	.venv-mergekit/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt mergekit pytest
+	.venv-mergekit/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt mergekit pytest -e '.[cli]'
 	touch $@
 
 clean:

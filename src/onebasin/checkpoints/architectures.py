@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import re
 import sys
@@ -196,6 +197,8 @@ def _from_folder(path: Path) -> tuple[Callable[[], nn.Module], Any]:
         raise ValueError(f"{file} is not a configuration, or it is damaged") from None
     if content.get("auto_map"):
         raise ValueError(f"the architecture in {file} is code in that folder, which is never run: give --model")
+    if importlib.util.find_spec("torchvision") is not None:
+        _import_extra("torchvision", "vision")  # transformers imports it where it is there, and fails in other words
     transformers = _import_extra("transformers", "hf")
     known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
     if content.get("model_type") not in known:
@@ -231,7 +234,9 @@ def _import_extra(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except Exception as error:  # torchvision's wheel of the wrong kind fails with a RuntimeError
         package = module.partition(".")[0]
-        raise ValueError(f"{package} cannot be imported ({error}): pip install 'onebasin[{extra}]'") from error
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(f"{package} is not installed: pip install 'onebasin[{extra}]'") from error
+        raise ValueError(f"{package} is installed but cannot be imported, perhaps it does not fit torch: {error}") from error
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:
