@@ -69,6 +69,14 @@ def random_checkpoint(folder: Path, shapes: dict[str, Tensor], ties: tuple[tuple
     return open_checkpoint(folder)
 
 
+def write_config(config: dict[str, Any], folders: list[Path]) -> None:
+    """So that the folders load with `from_pretrained`, and the command line knows what they are."""
+    from transformers import LlamaConfig
+
+    for folder in folders:
+        LlamaConfig(**config, architectures=["LlamaForCausalLM"], dtype="bfloat16").save_pretrained(folder)
+
+
 def peak_gigabytes() -> float:
     """The most memory this process has held, in GB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
@@ -123,6 +131,7 @@ def run(folder: Path, device: str, noise: float, seed: int, layers: int) -> dict
     again = fit_names(open_checkpoint(folder / "merged"), shapes, symmetry.ties)
     record["merged_is_first"] = all(torch.equal(again[key], first[key]) for key in first)
     record["peak_gigabytes"] = round(peak_gigabytes(), 2)
+    write_config(config, [folder / name for name in ("a", "b", "aligned", "merged")])
     if device != "cpu":
         record["device_name"] = torch.cuda.get_device_name()
         record["peak_device_gigabytes"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
@@ -151,6 +160,7 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, help="where to write the checkpoints (10 GB); a temporary folder if not given"
     )
+    parser.add_argument("--keep", action="store_true", help="leave the checkpoints there")
     parser.add_argument("--out", type=Path, help="write the record to this JSON file")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -158,7 +168,10 @@ def main() -> None:
     try:
         record = run(folder, options.device, options.noise, options.seed, options.layers)
     finally:
-        shutil.rmtree(folder)
+        if options.keep:
+            print(f"the checkpoints are in {folder}")
+        else:
+            shutil.rmtree(folder)
     print(json.dumps(record, indent=1))
     if options.out:
         options.out.write_text(json.dumps(record, indent=1) + "\n")

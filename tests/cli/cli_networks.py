@@ -32,6 +32,14 @@ def batches() -> list[tuple[Tensor, Tensor]]:
     return [(x[:32], y[:32]), (x[32:], y[32:])]
 
 
+def odd_batches() -> list[tuple[Tensor, Tensor]]:
+    return [(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long))]
+
+
+def generator():
+    yield from batches()
+
+
 def squared(output: Tensor, target: Tensor) -> Tensor:
     return (output.gather(1, target[:, None]) - 1).square().mean()
 

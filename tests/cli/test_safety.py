@@ -92,7 +92,7 @@ def test_an_interrupted_run_cleans_up(start, folder, number):
     process.send_signal(number)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert err == "error: interrupted; nothing was written\n"
+    assert err == "error: interrupted; no output was left incomplete\n"
     assert digest(folder) == before
 
 
@@ -117,6 +117,7 @@ def write_other(folder):
     save_file({"w": torch.zeros(2)}, folder / "other.safetensors")
 
 
+BARRIER = ("barrier", "a.safetensors", "b.pt", *MLP, "--points", "2")
 ALIGN = ("align", "a.safetensors", "b.pt", "-o", "c.pt", *MLP)
 
 
@@ -143,6 +144,9 @@ ALIGN = ("align", "a.safetensors", "b.pt", "-o", "c.pt", *MLP)
         ((*ALIGN, "--init", "nothing"), None, 3, "is neither a file nor one of"),
         ((*ALIGN, "--init", "a.safetensors"), None, 3, "is not a onebasin permutation"),
         ((*ALIGN, "--groups", "x*"), None, 3, "no group matches"),
+        ((*ALIGN, "--data", "cli_networks:broken"), None, 3, "cli_networks:broken failed: RuntimeError: this"),
+        ((*BARRIER, "--data", "cli_networks:odd_batches"), None, 3, "the networks cannot be run on this data"),
+        ((*BARRIER, "--data", "cli_networks:generator"), None, 3, "can be read once: give a list of batches"),
         ((*ALIGN, "--data", "cli_networks"), None, 3, "write package.module:function"),
         ((*ALIGN, "--data", "cli_networks:not_callable"), None, 3, "is a int, not a function"),
         (("align", "a.safetensors", "b.pt", "-o", "c.pt", "-m", "cli_networks:broken"), None, 3, "this factory is broken"),

@@ -39,7 +39,7 @@ class Opened:
 
 
 def open_models(
-    paths: Sequence[str | os.PathLike[str]],
+    paths: Sequence[str | os.PathLike[str] | Checkpoint],
     specification: str | None = None,
     input_shapes: Sequence[str] = (),
     ignore: Collection[str] = (),
@@ -48,7 +48,7 @@ def open_models(
     """Open checkpoints, find their architecture and its symmetry, and check that all of it fits.
 
     Args:
-        paths: of the checkpoints.
+        paths: of the checkpoints; those that are open already serve as well.
         specification: of the architecture (see `find_architecture`); if None, the first that is a Hugging Face folder tells.
         input_shapes: of the example inputs, where they are not known.
         ignore: shell patterns for tensors that are not the model's.
@@ -57,7 +57,7 @@ def open_models(
     Raises:
         ValueError: for anything that does not fit, NaN included, before any work is done.
     """
-    opened = [open_checkpoint(path) for path in paths]
+    opened = [path if isinstance(path, Checkpoint) else open_checkpoint(path) for path in paths]
     if specification is None:
         folders = [checkpoint.layout.folder for checkpoint in opened if checkpoint.layout.folder is not None]
         if not folders:

@@ -45,10 +45,12 @@ def align(
     """
     output = Output(json)
     choices = tasks.read_choices(method, objective, data, loss, init, groups, seed, restarts, settings, device)
-    opened = tasks.open_inputs(output, [a, b], model, input_shape, ignore, check)
+    files = tasks.open_files([a, b])
+    file = permutation or tasks.permutation_beside(out, files[1].layout.is_folder)
+    tasks.check_outputs(out, files[1], [a, b], [file, report], force)
+    tasks.check_drawing(report)
+    opened = tasks.read_inputs(output, files, model, input_shape, ignore, check)
     like = opened.checkpoints[1]
-    file = permutation or tasks.permutation_beside(out, like.layout.is_folder)
-    tasks.check_outputs(out, like, [a, b], [file, report], force)
     record: dict[str, Any] = {"command": "align", "a": a, "b": b, "out": out, "permutation": file, "method": method}
     tasks.show_inputs(output, [a, b], opened)
     if dry_run:
@@ -57,7 +59,7 @@ def align(
         return
     import onebasin as ob
 
-    with output.progress() as track:
+    with output.progress() as track, tasks.blame_data(choices.data):
         target, source = choices.models(opened)
         result = ob.align(source, to=target, symmetry=opened.symmetry, **choices.arguments(track))
         tasks.write_moved(out, result.permutation.apply(like), like, force, track, result.permutation, file)

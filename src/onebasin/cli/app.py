@@ -84,12 +84,14 @@ def run(arguments: list[str]) -> int:
     except typer.Exit as error:
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted; nothing was written", INTERRUPTED)
+        return _fail("interrupted; no output was left incomplete", INTERRUPTED)
     except (ValueError, TypeError, OSError, ImportError, MemoryError) as error:
         if os.environ.get("ONEBASIN_TRACEBACK"):
             raise
         return _fail(_sentence(error), REFUSED)
     except Exception as error:
+        if isinstance(error, RuntimeError) and "memory" in str(error):
+            return _fail(f"there is not enough memory: {str(error).splitlines()[0]}", REFUSED)
         return _fail_with_usage(error)
     finally:
         signal.signal(signal.SIGTERM, previous)

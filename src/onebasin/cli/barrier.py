@@ -52,10 +52,11 @@ def barrier(
     output = Output(json)
     if data is None:
         raise typer.BadParameter("the loss is measured on data: give it", param_hint="--data")
-    batches, criterion = tasks.read_data(data), tasks.read_loss(loss)
+    batches, criterion = tasks.read_data(data, "test"), tasks.read_loss(loss)
     _check_picture(picture)
-    opened = tasks.open_inputs(output, [a, b], model, input_shape, ignore, check)
     tasks.check_files([a, b], [picture, report], force)
+    tasks.check_drawing(picture, report)
+    opened = tasks.read_inputs(output, tasks.open_files([a, b]), model, input_shape, ignore, check)
     states: dict[str, Any] = {"as they are": opened.checkpoints[1]}
     if permutation is not None:
         from onebasin.permutation import Permutation
@@ -67,7 +68,7 @@ def barrier(
         output.show(f"would evaluate {points} points on each of {len(states)} lines; nothing was done")
         output.finish({**record, "dry_run": True})
         return
-    with output.progress() as track:
+    with output.progress() as track, tasks.blame_data(batches):
         curves = _measure(opened, states, criterion, batches, points, reset, track)
     output.show(_table(curves))
     if picture is not None:

@@ -70,6 +70,12 @@ class Output:
             print(json.dumps(_plain(record)))
 
     @contextlib.contextmanager
+    def status(self, text: str) -> Iterator[None]:
+        """Say what is being done, on standard error if that is a terminal."""
+        with self.err.status(text) if self.err.is_terminal else contextlib.nullcontext():
+            yield
+
+    @contextlib.contextmanager
     def progress(self) -> Iterator[Track]:
         """A bar with the time left, on standard error if that is a terminal; yields what to call as work is done."""
         columns = (

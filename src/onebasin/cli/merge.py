@@ -56,9 +56,11 @@ def merge(
     choices = tasks.read_choices(method, objective, data, loss, None, groups, seed, restarts, settings, device)
     if repair and choices.data is None:
         raise ValueError("--repair runs the networks: give --data")
-    opened = tasks.open_inputs(output, models, model, input_shape, ignore, check)
+    files = tasks.open_files(models)
+    tasks.check_outputs(out, files[0], models, [report], force)
+    tasks.check_drawing(report)
+    opened = tasks.read_inputs(output, files, model, input_shape, ignore, check)
     like = opened.checkpoints[0]
-    tasks.check_outputs(out, like, models, [report], force)
     record: dict[str, Any] = {
         "command": "merge",
         "models": models,
@@ -76,7 +78,7 @@ def merge(
 
     history: list[dict[str, Any]] = []
     found: list[Any] = []
-    with output.progress() as track:
+    with output.progress() as track, tasks.blame_data(choices.data):
         chosen = opened.load() if repair else choices.models(opened)
         arguments = {**choices.arguments(track), "callback": history.append, "on_aligned": found.extend}
         arguments.pop("init")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from onebasin.cli.console import Output, Track, command_line, gigabytes
 from onebasin.cli.options import read_settings
@@ -16,38 +17,52 @@ if TYPE_CHECKING:
     from onebasin.permutation import Permutation
 
 
-def open_inputs(
-    output: Output, paths: Sequence[Path], model: str | None, shapes: Any, ignore: Any, check: bool | None
+def open_files(paths: Sequence[Path]) -> list[Checkpoint]:
+    """Open checkpoints; what is in them is looked at later."""
+    from onebasin.checkpoints import open_checkpoint
+
+    return [open_checkpoint(path) for path in paths]
+
+
+def read_inputs(
+    output: Output, files: Sequence[Checkpoint], model: str | None, shapes: Any, ignore: Any, check: bool | None
 ) -> Opened:
-    """Open checkpoints of one architecture, and tell what was found."""
+    """Find the architecture and the symmetry of checkpoints, check that all fits, and tell what was found."""
     from onebasin.checkpoints import open_models
 
-    if output.err.is_terminal:
-        with output.err.status("reading and tracing"):
-            opened = open_models(paths, model, shapes or (), ignore or (), check)
-    else:
-        opened = open_models(paths, model, shapes or (), ignore or (), check)
-    for path, checkpoint in zip(paths, opened.checkpoints, strict=True):
-        tell_notes(output, path, checkpoint)
+    with output.status("reading and tracing"):
+        opened = open_models(files, model, shapes or (), ignore or (), check)
+    for checkpoint in opened.checkpoints:
+        for text in checkpoint.notes:
+            output.note(f"{checkpoint.layout.path}: {text}")
     return opened
 
 
-def tell_notes(output: Output, path: Path, checkpoint: Checkpoint) -> None:
-    """What a person should know about how a checkpoint was read."""
-    for text in checkpoint.notes:
-        output.note(f"{path}: {text}")
-
-
-def read_data(name: str | None) -> Any:
+def read_data(name: str | None, split: Literal["train", "test"]) -> Any:
     """Batches by name: the embedded digits, or what a function returns."""
     if name is None:
         return None
     if name == "digits":
         from onebasin.datasets import digits
 
-        images, labels = digits("test")
+        images, labels = digits(split)
         return list(zip(images.split(128), labels.split(128), strict=True))
-    return _call(name, "--data")()
+    function = _call(name, "--data")
+    try:
+        return function()
+    except Exception as error:
+        raise ValueError(f"{name} failed: {type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def blame_data(data: Any) -> Iterator[None]:
+    """Where the user's data meets the networks, what torch raises is about their shapes and types."""
+    try:
+        yield
+    except RuntimeError as error:
+        if data is None or "memory" in str(error):
+            raise
+        raise ValueError(f"the networks cannot be run on this data with this loss: {error}") from error
 
 
 def read_loss(name: str) -> Any:
@@ -165,7 +180,7 @@ def read_choices(
         method,
         objective,
         loss,
-        read_data(data),
+        read_data(data, "train"),
         read_init(init),
         groups or None,
         seed,
@@ -190,17 +205,14 @@ def check_outputs(out: Path, like: Checkpoint, inputs: Sequence[Path], files: Se
     from onebasin.checkpoints import check_output
 
     check_output(out, like, force, inputs)
-    check_files(
-        [out, *inputs], [file for file in files if not (like.layout.is_folder and file and file.parent == out)], force
-    )
+    inside = out if like.layout.is_folder else None  # what goes into a folder is new with it
+    check_files([out, *inputs], [file for file in files if file is not None and file.parent != inside], force)
 
 
 def check_files(taken_paths: Sequence[Path], files: Sequence[Path | None], force: bool) -> None:
     """Refuse files to be written that exist, that are inputs, or that are each other."""
     from onebasin.files import check_writable
 
-    if any(file is not None and file.suffix != ".safetensors" for file in files):
-        check_pictures()
     taken = {path.resolve() for path in taken_paths}
     for file in filter(None, files):
         if file.resolve() in taken:
@@ -209,11 +221,11 @@ def check_files(taken_paths: Sequence[Path], files: Sequence[Path | None], force
         check_writable(file, force)
 
 
-def check_pictures() -> None:
+def check_drawing(*files: Path | None) -> None:
     """Refuse, before any work, a report or a picture that could not be drawn."""
     from importlib.util import find_spec
 
-    if find_spec("matplotlib") is None:
+    if any(files) and find_spec("matplotlib") is None:
         raise ValueError("reports and pictures need matplotlib: pip install 'onebasin[plots]'")
 
 

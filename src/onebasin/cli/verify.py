@@ -24,7 +24,7 @@ def verify(
 ) -> None:
     """Do two checkpoints compute the same function? Runs both in float64 on random inputs. Exit code 0: yes, 1: no."""
     output = Output(json)
-    opened = tasks.open_inputs(output, [a, b], model, input_shape, ignore, check=False)
+    opened = tasks.read_inputs(output, tasks.open_files([a, b]), model, input_shape, ignore, check=False)
     from onebasin.tracing.verification import compare
 
     first, second = opened.checkpoints
