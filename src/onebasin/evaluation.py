@@ -25,6 +25,7 @@ def mean_loss(loss: Callable[[Any, Any], Tensor], data: Iterable[Any]) -> Callab
     """
     check_rereadable(data)
 
+    @torch.no_grad()
     def evaluate(model: nn.Module) -> dict[str, float]:
         total, correct, count = 0.0, 0.0, 0
         classes = True

@@ -59,12 +59,12 @@ def merge_layers(entries: Iterable[str]) -> list[str]:
 
 
 def _star(name: str) -> str:
-    """A name without the numbers of its layers.
+    """A name without the number of its layer: the first one in it, as further numbers are places inside a layer.
 
-    >>> _star("model.layers.12.mlp.up_proj.weight[0]")
-    'model.layers.*.mlp.up_proj.weight[0]'
+    >>> _star("model.layers.12.mlp.0.weight[0]")
+    'model.layers.*.mlp.0.weight[0]'
     """
-    return re.sub(r"(?:(?<=\.)|^|(?<=[\s(]))\d+(?=\.)", "*", name)
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name, count=1)
 
 
 def pin_reasons(symmetry: Symmetry, modules: bool = True) -> dict[str, list[str]]:
