@@ -64,7 +64,7 @@ def _star(name: str) -> str:
     >>> _star("model.layers.12.mlp.0.weight[0]")
     'model.layers.*.mlp.0.weight[0]'
     """
-    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name, count=1)
+    return name if "*" in name else re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name, count=1)
 
 
 def pin_reasons(symmetry: Symmetry, modules: bool = True) -> dict[str, list[str]]:
