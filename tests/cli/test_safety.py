@@ -134,7 +134,7 @@ ALIGN = ("align", "a.safetensors", "b.pt", "-o", "c.pt", *MLP)
         ((*ALIGN, "-p", "c.pt"), None, 3, "every output needs a place of its own"),
         ((*ALIGN, "--report", "b.pt", "--force"), None, 3, "every output needs a place of its own"),
         (ALIGN, spoil_with_nan, 3, "'3.weight' in b.pt holds NaN or infinity"),
-        (("align", "other.safetensors", "b.pt", "-o", "c.pt", *MLP), write_other, 3, "'w' in other.safetensors is"),
+        (("align", "other.safetensors", "b.pt", "-o", "c.pt", *MLP), write_other, 3, "is not a checkpoint of this"),
         ((*ALIGN, "--set", "steps=3"), None, 3, "weight-matching has no option 'steps'; it has max_sweeps, order"),
         ((*ALIGN, "--set", "steps"), None, 2, "cannot read 'steps': write NAME=VALUE"),
         ((*ALIGN, "--set", "order=up"), None, 3, "order must be 'random' or 'anchored', got 'up'"),

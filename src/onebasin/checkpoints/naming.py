@@ -43,7 +43,7 @@ def fit_names(
     keys, note = _find_renaming(names, shapes)
     for key in keys:
         if key not in shapes:
-            raise ValueError(_unknown(checkpoint, keys[key], len([k for k in keys if k not in shapes])))
+            raise ValueError(_unknown(checkpoint, keys[key], sum(k not in shapes for k in keys), len(keys)))
         found, expected = (tuple(s.shape) for s in (checkpoint.shapes[keys[key]], shapes[key]))
         if found != expected:
             raise ValueError(f"{keys[key]!r} in {checkpoint.layout.path} has shape {found}, the model has {expected}")
@@ -98,9 +98,13 @@ def _modern(key: str, shapes: Mapping[str, Tensor]) -> str:
     return key
 
 
-def _unknown(checkpoint: Checkpoint, name: str, count: int) -> str:
+def _unknown(checkpoint: Checkpoint, name: str, count: int, total: int) -> str:
     if name.endswith(tuple(_WEIGHT_NORM)) or ".parametrizations." in name:
         why = "is a parametrisation (weight norm) that the model does not have: remove it before saving, or build it in"
+    elif count == total:
+        return (
+            f"{checkpoint.layout.path} is not a checkpoint of this model, which has none of its tensors (such as {name!r})"
+        )
     else:
         why = f"is not in the model ({count} such); --ignore PATTERN leaves such tensors as they are"
     return f"{name!r} in {checkpoint.layout.path} {why}"
