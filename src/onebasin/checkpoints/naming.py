@@ -103,7 +103,7 @@ def _unknown(checkpoint: Checkpoint, name: str, count: int, total: int) -> str:
         why = "is a parametrisation (weight norm) that the model does not have: remove it before saving, or build it in"
     elif count == total:
         return (
-            f"{checkpoint.layout.path} is not a checkpoint of this model, which has none of its tensors (such as {name!r})"
+            f"{checkpoint.layout.path} is not a checkpoint of this model, which has none of its tensors ({name!r}, ...)"
         )
     else:
         why = f"is not in the model ({count} such); --ignore PATTERN leaves such tensors as they are"
