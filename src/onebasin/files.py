@@ -56,13 +56,10 @@ def write_folder_atomically(path: str | os.PathLike[str], write: Callable[[Path]
         temporary.chmod(0o777 & ~_umask())
         if target.exists():
             target.rename(aside)
-        try:
-            temporary.rename(target)
-        except OSError:
-            if aside.exists():
-                aside.rename(target)
-            raise
+        temporary.rename(target)
     finally:
+        if aside.exists() and not target.exists():  # stopped between the two: what was there goes back
+            aside.rename(target)
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(aside, ignore_errors=True)
 

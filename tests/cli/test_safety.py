@@ -13,6 +13,7 @@ from cli_files import digest
 from safetensors.torch import save_file
 
 import onebasin as ob
+from onebasin.files import write_folder_atomically
 
 MLP = ("--model", "cli_networks:make_with_inputs")
 
@@ -105,6 +106,26 @@ def test_an_error_in_the_middle_of_writing_leaves_nothing(onebasin, folder, monk
     assert ran.code == 3
     assert "No space left on device" in ran.err
     assert digest(folder) == before
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_a_folder_that_could_not_be_replaced_is_still_there(tmp_path, monkeypatch, error):
+    target, rename = tmp_path / "out", Path.rename
+    target.mkdir()
+    (target / "config.json").write_text("old")
+
+    def stop(path, other):
+        if path.name.endswith(".tmp"):
+            raise error
+        return rename(path, other)
+
+    monkeypatch.setattr(Path, "rename", stop)
+    with pytest.raises(error):
+        write_folder_atomically(target, lambda folder: (folder / "config.json").write_text("new"), force=True)
+    assert digest(tmp_path) == {"out/config.json": b"old"}
+    monkeypatch.undo()
+    write_folder_atomically(target, lambda folder: (folder / "config.json").write_text("new"), force=True)
+    assert digest(tmp_path) == {"out/config.json": b"new"}
 
 
 def spoil_with_nan(folder):

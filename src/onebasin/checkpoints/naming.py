@@ -102,9 +102,7 @@ def _unknown(checkpoint: Checkpoint, name: str, count: int, total: int) -> str:
     if name.endswith(tuple(_WEIGHT_NORM)) or ".parametrizations." in name:
         why = "is a parametrisation (weight norm) that the model does not have: remove it before saving, or build it in"
     elif count == total:
-        return (
-            f"{checkpoint.layout.path} is not a checkpoint of this model, which has none of its tensors ({name!r}, ...)"
-        )
+        return f"{checkpoint.layout.path} is not a checkpoint of this model, which has none of its tensors ({name!r}, ...)"
     else:
         why = f"is not in the model ({count} such); --ignore PATTERN leaves such tensors as they are"
     return f"{name!r} in {checkpoint.layout.path} {why}"
