@@ -11,15 +11,12 @@ class Standardize(nn.Module):
 
     def __init__(self, means: tuple[float, ...], deviations: tuple[float, ...]):
         super().__init__()
-        self.means, self.deviations = means, deviations
+        self.register_buffer("means", torch.tensor(means).view(-1, 1, 1), persistent=False)
+        self.register_buffer("deviations", torch.tensor(deviations).view(-1, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (N, C, H, W), from 0 to 1."""
-        channels = [
-            (images[:, i] - mean) / deviation
-            for i, (mean, deviation) in enumerate(zip(self.means, self.deviations, strict=True))
-        ]
-        return torch.stack(channels, dim=1)
+        return (images - self.means) / self.deviations
 
 
 def make_mlp(num_hidden: int = 1, width: int = 256) -> nn.Module:

@@ -119,6 +119,7 @@ CHOSEN: dict[str, list[tuple[str, str, Variant]]] = {"mnist": [], "cifar": []}
 # ------------------------------------------------------------------------------------------------------------------- trials
 
 _SEEDS = {"mnist": [0, 1, 2, 3, 4], "cifar": [0, 1, 2]}
+_MORE_SEEDS = {"mnist": [5, 6, 7, 8, 9], "cifar": []}  # where the question is whether the permutation helps
 _TUNING = {"mnist": ([100, 101], 20), "cifar": ([100], 3)}  # seeds that no test has, and tasks
 _MOST_RUNS = 16  # side by side in one process
 _DEEP_ABLATIONS = ("as the authors", "no permutation", "no residual", "no replay", "equal weighting")
@@ -134,7 +135,7 @@ def list_trials(quick: bool) -> list[dict[str, Any]]:
     trials: list[dict[str, Any]] = []
     for benchmark, seeds in _SEEDS.items():
         runs = [_run(row, name, variant) for row, name, variant in CHOSEN[benchmark]]
-        trials += _cut("chosen", benchmark, runs, seeds)
+        trials += _cut("chosen", benchmark, runs, seeds + _MORE_SEEDS[benchmark])
     trials += _tuning_trials("cifar")
     runs = [_run("as the authors", "rebasin", AUTHORS["cifar"]["rebasin"]), _run("all permuted", "rebasin", REBASIN_CIFAR)]
     trials += _cut("ablation", "cifar", runs, _SEEDS["cifar"])
@@ -145,6 +146,7 @@ def list_trials(quick: bool) -> list[dict[str, Any]]:
         rows = ablations if layers == 1 else _DEEP_ABLATIONS
         runs = [_run(row, "rebasin", ablations[row]) for row in rows]
         trials += _cut("ablation", "mnist", runs, _SEEDS["mnist"], layers=layers)
+        trials += _cut("ablation", "mnist", runs[:2], _MORE_SEEDS["mnist"], layers=layers)
     trials += _authors_trials("cifar")
     return trials + _cost_trials("mnist") + _cost_trials("cifar")
 

@@ -35,15 +35,3 @@ def test_runs_of_different_length():
 
     interleave([count("a", 1), count("b", 3), count("c", 0)], "cpu")
     assert done == ["a", "b", "b", "b"]
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_captured_steps_train_as_plain_ones_do():
-    states = []
-    for capture in (False, True):
-        strategy = Finetune(make_mlp().cuda(), capture=capture, batch_size=20, epochs=20)
-        strategy.fit(make_task(1))
-        states.append(strategy.model.state_dict())
-    for key, value in states[0].items():
-        torch.testing.assert_close(value, states[1][key])

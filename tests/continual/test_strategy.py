@@ -12,6 +12,11 @@ import onebasin as ob
 from onebasin import continual
 from onebasin.continual import Finetune, Task, accuracy, adam, run_stream
 
+
+def example_for(model: nn.Module) -> torch.Tensor:
+    return torch.rand(2, 6).to(next(model.parameters()))
+
+
 STRATEGIES = {
     "finetune": continual.Finetune,
     "ewc": lambda model, **options: continual.EWC(model, strength=10, num_fisher=20, **options),
@@ -21,7 +26,7 @@ STRATEGIES = {
     "derpp": continual.DERPlusPlus,
     "joint": continual.Joint,
     "rebasin": lambda model, **options: continual.RebasinStrategy(
-        model, ob.symmetry(model, torch.rand(2, 6), verify=False), noise=0.1, **options
+        model, ob.symmetry(model, example_for(model), verify=False), noise=0.1, **options
     ),
 }
 every_strategy = pytest.mark.parametrize("make", STRATEGIES.values(), ids=STRATEGIES)
@@ -97,6 +102,23 @@ def test_batch_norm(make):
     assert not torch.equal(strategy.model[1].running_mean, model[1].running_mean)
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@every_strategy
+def test_captured_steps_train_as_plain_ones_do(make):
+    """The same kernels in the same order; 80 steps a task, of which all but a few are replayed."""
+    states = []
+    for capture in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 4)).cuda()
+        strategy = make(model, first_optimizer=adam(0.01), batch_size=20, epochs=20, capture=capture)
+        for seed in range(2):
+            strategy.fit(make_task(seed))
+        states.append(strategy.model.state_dict())
+    for key, value in states[0].items():
+        torch.testing.assert_close(value, states[1][key], rtol=1e-3, atol=1e-4)
+
+
 def test_accuracy_counts_right_answers_among_the_classes_of_the_task():
     model = nn.Linear(4, 4, bias=False)
     nn.init.eye_(model.weight)
@@ -104,6 +126,7 @@ def test_accuracy_counts_right_answers_among_the_classes_of_the_task():
     targets = torch.tensor([1, 1, 2])
     assert float(accuracy(model, Task(inputs, targets))) == pytest.approx(2 / 3)
     assert float(accuracy(model, Task(inputs, targets, (1, 2)), batch_size=2)) == 1
+    assert model.training
 
 
 def test_norms_are_reset_on_equal_shares_of_all_tasks():

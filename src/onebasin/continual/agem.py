@@ -1,6 +1,6 @@
 """A-GEM: a step may not raise the loss on the memory."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -30,24 +30,26 @@ class AGEM(Strategy):
 
         def step() -> None:
             task, memory = (self._gradient(feed) for feed in (self.feed, replay))
-            for parameter, gradient in zip(parameters, project(task, memory), strict=True):
-                parameter.grad = gradient
+            parts = project(task, memory).split([parameter.numel() for parameter in parameters])
+            for parameter, part in zip(parameters, parts, strict=True):
+                parameter.grad = part.view_as(parameter)
             optimizer.step()
 
         return step
 
-    def _gradient(self, feed: Feed) -> tuple[Tensor, ...]:
+    def _gradient(self, feed: Feed) -> Tensor:
+        """One long vector."""
         batch = feed.draw()
         cost = self.loss(self.answer(batch), batch.targets)
-        return torch.autograd.grad(cost, list(self.model.parameters()), materialize_grads=True)
+        gradients = torch.autograd.grad(cost, list(self.model.parameters()), materialize_grads=True)
+        return torch.cat([gradient.flatten() for gradient in gradients])
 
 
-def project(gradient: Sequence[Tensor], reference: Sequence[Tensor]) -> list[Tensor]:
+def project(gradient: Tensor, reference: Tensor) -> Tensor:
     """The gradient without what it has against the reference; the gradient itself where they agree.
 
     Without a branch, so that a captured step takes either way.
     """
-    inner = torch.stack([(g * r).sum() for g, r in zip(gradient, reference, strict=True)]).sum()
-    square = torch.stack([r.square().sum() for r in reference]).sum()
-    against = inner.clamp(max=0) / square.clamp(min=torch.finfo(square.dtype).tiny)
-    return [g - against * r for g, r in zip(gradient, reference, strict=True)]
+    square = torch.dot(reference, reference).clamp_(min=torch.finfo(reference.dtype).tiny)
+    against = torch.dot(gradient, reference).clamp_(max=0) / square
+    return torch.addcmul(gradient, reference, against, value=-1)

@@ -33,7 +33,7 @@ class EWC(Strategy):
         self,
         model: nn.Module,
         loss: Loss = functional.cross_entropy,
-        strength: float = 1000.0,
+        strength: float = 10.0,
         num_fisher: int | None = 1000,
         fisher_batch: int = 1,
         **training: Unpack[Training],

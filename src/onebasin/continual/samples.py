@@ -39,7 +39,7 @@ class Samples:
 
 def as_input(inputs: Tensor) -> Tensor:
     """What a network is given: uint8 images as numbers from 0 to 1, everything else as it is."""
-    return inputs.float().div_(255) if inputs.dtype == torch.uint8 else inputs
+    return inputs / 255 if inputs.dtype == torch.uint8 else inputs
 
 
 class Feed:

@@ -285,16 +285,16 @@ class Strategy:
 
 
 def accuracy(model: nn.Module, task: Task, batch_size: int = 5000) -> Tensor:
-    """The share of right answers, in batches, with the classes of the task if it has any; on the device of the task."""
-    model.eval()
+    """The share of right answers in eval mode, among the classes of the task if it has any; on the device of the task."""
     right = torch.zeros((), device=task.inputs.device)
     allowed = None if task.classes is None else torch.tensor(task.classes, device=task.inputs.device)
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
     with torch.no_grad():
         for inputs, targets in zip(task.inputs.split(batch_size), task.targets.split(batch_size), strict=True):
             output = model(as_input(inputs))
-            if allowed is None:
-                chosen = output.argmax(1)
-            else:
-                chosen = allowed[output[:, allowed].argmax(1)]
+            chosen = output.argmax(1) if allowed is None else allowed[output[:, allowed].argmax(1)]
             right += (chosen == targets).sum()
+    for module, mode in modes.items():
+        module.training = mode
     return right / len(task)
