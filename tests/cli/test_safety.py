@@ -33,6 +33,11 @@ main()
 """
 
 
+def heed_interrupts() -> None:
+    """A shell's background jobs, of which the tests may be one, ignore them, and so would what they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def start(folder):
     """Start a command line in a process of its own and wait until it is in the middle of writing."""
@@ -44,7 +49,7 @@ def start(folder):
     def call(*arguments: str) -> subprocess.Popen:
         process = subprocess.Popen(
             [sys.executable, script, *arguments], cwd=folder, env={**os.environ, "PYTHONPATH": path},
-            stderr=subprocess.PIPE, text=True,
+            stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts,
         )  # fmt: skip
         running.append(process)
         end = time.monotonic() + 60
