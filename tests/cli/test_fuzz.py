@@ -9,7 +9,6 @@ import torch
 from cli_files import digest, run_forked, write_llama, write_pair
 from cli_networks import make_mlp
 
-from onebasin.cli.app import run
 from onebasin.permutation import Permutation
 
 MODEL = ["--model", "cli_networks:make_with_inputs"]
@@ -29,6 +28,9 @@ SLOW_COMMANDS = {"merge folders"}
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory) -> Path:
+    pytest.importorskip("typer")
+    from onebasin.cli.app import run
+
     folder = tmp_path_factory.mktemp("pristine")
     write_pair(folder)
     write_llama(folder / "llama", seed=0)

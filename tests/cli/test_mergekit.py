@@ -10,7 +10,8 @@ COMMAND = os.environ.get("MERGEKIT") or shutil.which("mergekit-yaml")
 
 @pytest.mark.skipif(COMMAND is None, reason="mergekit is not installed")
 def test_aligned_folders_merge_to_the_first_network(tmp_path):
-    pytest.importorskip("transformers")
+    for library in ("transformers", "typer"):
+        pytest.importorskip(library)
     from benchmarks.peer_mergekit import run
 
     assert COMMAND is not None

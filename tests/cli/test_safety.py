@@ -41,6 +41,7 @@ def heed_interrupts() -> None:
 @pytest.fixture
 def start(folder):
     """Start a command line in a process of its own and wait until it is in the middle of writing."""
+    pytest.importorskip("typer")
     script, marker = (folder.with_name(f"{folder.name}{ending}") for ending in (".slow.py", ".writing"))
     script.write_text(SLOW.format(marker=str(marker)))
     path = os.pathsep.join([str(Path(ob.__file__).parent.parent), str(Path(__file__).parent)])
