@@ -90,7 +90,7 @@ def align(
         init: start from this permutation, or from what another method finds; the result costs no more than that.
         groups: decide only the groups whose names match one of these (shell patterns); the others stay as they are.
         seed: for everything random.
-        restarts: further runs, each from a random permutation; the best result is kept.
+        restarts: further runs, each from a random permutation, until none can cost less; the best result is kept.
         progress: show a progress line.
         callback: called with every entry of the history.
         track: called during the work with what is being done, how much of it is done, and how much there is.
@@ -145,6 +145,8 @@ def align(
             found = replace(found, permutation=chosen.identity(), cost=start_cost)
         if best is None or found.cost < best[0].cost:
             best = found, start
+        if found.cost <= getattr(objective, "floor", -math.inf):
+            break  # nothing costs less
     assert best is not None
     found, start = best
     permutation = Permutation(symmetry, {**symmetry.identity().indices, **found.permutation.indices}) @ start
