@@ -59,17 +59,15 @@ def test_every_kind_is_read_and_written_as_it_was(kind, tmp_path):
         assert checkpoint.shapes[key].shape == value.shape
         assert checkpoint.shapes[key].dtype == value.dtype
         assert torch.equal(checkpoint[key], value)
-    out = tmp_path / ("out" if checkpoint.storage.is_folder else f"out{checkpoint.storage.path.suffix or '.pt'}")
+    out = tmp_path / ("out" if checkpoint.layout.is_folder else f"out{checkpoint.layout.path.suffix or '.pt'}")
     write_checkpoint(out, checkpoint.map(lambda key, value: value + 1), checkpoint)
     again = open_checkpoint(out)
     assert again.keys() == STATE.keys()
     for key, value in STATE.items():
         assert torch.equal(again[key], value + 1)
         assert again[key].dtype == value.dtype
-    assert [file.name for file in again.storage.files] == [
-        file.name for file in checkpoint.storage.files
-    ] or not out.is_dir()
-    assert again.storage.container == checkpoint.storage.container
+    assert [file.name for file in again.layout.files] == [file.name for file in checkpoint.layout.files] or not out.is_dir()
+    assert again.layout.container == checkpoint.layout.container
 
 
 def test_what_is_written_is_read_by_the_libraries_themselves(tmp_path):
@@ -81,7 +79,7 @@ def test_what_is_written_is_read_by_the_libraries_themselves(tmp_path):
     for found in (load_file(tmp_path / "o.safetensors"), torch.load(tmp_path / "o.pt", weights_only=True)):
         assert found.keys() == STATE.keys()
         assert all(torch.equal(found[key], value) for key, value in STATE.items())
-    assert open_checkpoint(tmp_path / "o.safetensors").storage.metadata == {tmp_path / "o.safetensors": {"author": "me"}}
+    assert open_checkpoint(tmp_path / "o.safetensors").layout.metadata == {tmp_path / "o.safetensors": {"author": "me"}}
     empty = {"e": torch.empty(0, 3), "s": torch.tensor(1.5, dtype=torch.float16), "b": torch.tensor([True, False])}
     save_file(empty, tmp_path / "odd.safetensors")
     odd = open_checkpoint(tmp_path / "odd.safetensors")

@@ -116,7 +116,7 @@ def _owned(value: Any) -> Any:
 
 
 def _is_transposed(checkpoint: Checkpoint) -> bool:
-    path = checkpoint.storage.path
+    path = checkpoint.layout.path
     file = (path if path.is_dir() else path.parent) / "adapter_config.json"
     try:
         return bool(json.loads(file.read_text()).get("fan_in_fan_out", False)) if file.is_file() else False

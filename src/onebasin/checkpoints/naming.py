@@ -46,7 +46,7 @@ def fit_names(
             raise ValueError(_unknown(checkpoint, keys[key], sum(k not in shapes for k in keys), len(keys)))
         found, expected = (tuple(s.shape) for s in (checkpoint.shapes[keys[key]], shapes[key]))
         if found != expected:
-            raise ValueError(f"{keys[key]!r} in {checkpoint.storage.path} has shape {found}, the model has {expected}")
+            raise ValueError(f"{keys[key]!r} in {checkpoint.layout.path} has shape {found}, the model has {expected}")
     for tied in ties:
         present = next((key for key in tied if key in keys), None)
         if present is not None:
@@ -54,7 +54,7 @@ def fit_names(
     missing = [key for key in shapes if key not in keys]
     if missing and not partial:
         raise ValueError(
-            f"{checkpoint.storage.path} has no {missing[0]!r}, which the model has "
+            f"{checkpoint.layout.path} has no {missing[0]!r}, which the model has "
             f"({len(missing)} of {len(shapes)} are missing)"
         )
     ordered = {key: keys[key] for key in shapes if key in keys}
@@ -62,7 +62,7 @@ def fit_names(
     if ignored:
         notes = (*notes, f"left as they are: {', '.join(ignored[:3])}{' ...' if len(ignored) > 3 else ''}")
     renamed = {key: checkpoint.shapes[name] for key, name in ordered.items()}
-    return Checkpoint(renamed, lambda key: checkpoint[ordered[key]], checkpoint.storage, ordered, notes, checkpoint.original)
+    return Checkpoint(renamed, lambda key: checkpoint[ordered[key]], checkpoint.layout, ordered, notes, checkpoint.original)
 
 
 def _find_renaming(names: list[str], shapes: Mapping[str, Tensor]) -> tuple[dict[str, str], str]:
@@ -102,14 +102,14 @@ def _unknown(checkpoint: Checkpoint, name: str, count: int, total: int) -> str:
     if name.endswith(tuple(_WEIGHT_NORM)) or ".parametrizations." in name:
         why = "is a parametrisation (weight norm) that the model does not have: remove it before saving, or build it in"
     elif count == total:
-        return f"{checkpoint.storage.path} is not a checkpoint of this model, which has none of its tensors ({name!r}, ...)"
+        return f"{checkpoint.layout.path} is not a checkpoint of this model, which has none of its tensors ({name!r}, ...)"
     else:
         why = f"is not in the model ({count} such); --ignore PATTERN leaves such tensors as they are"
-    return f"{name!r} in {checkpoint.storage.path} {why}"
+    return f"{name!r} in {checkpoint.layout.path} {why}"
 
 
 def check_finite(checkpoint: Checkpoint) -> None:
     """Refuse a checkpoint that holds NaN or infinity, naming the first tensor that does."""
     for key, value in checkpoint.items():
         if value.is_floating_point() and not bool(torch.isfinite(value.float() if value.itemsize < 2 else value).all()):
-            raise ValueError(f"{checkpoint.names[key]!r} in {checkpoint.storage.path} holds NaN or infinity")
+            raise ValueError(f"{checkpoint.names[key]!r} in {checkpoint.layout.path} holds NaN or infinity")

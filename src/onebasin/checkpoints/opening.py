@@ -59,7 +59,7 @@ def open_models(
     """
     opened = [path if isinstance(path, Checkpoint) else open_checkpoint(path) for path in paths]
     if specification is None:
-        folders = [checkpoint.storage.folder for checkpoint in opened if checkpoint.storage.folder is not None]
+        folders = [checkpoint.layout.folder for checkpoint in opened if checkpoint.layout.folder is not None]
         if not folders:
             raise ValueError(f"the files do not tell their architecture: give it with --model ({SPECIFICATIONS})")
         specification = str(folders[0])

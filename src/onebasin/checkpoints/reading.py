@@ -43,7 +43,7 @@ _DTYPES = {
 
 
 @dataclass(frozen=True)
-class Storage:
+class Layout:
     """How a checkpoint lies on disk.
 
     Attributes:
@@ -77,7 +77,7 @@ class Checkpoint(LazyState):
     """A checkpoint on disk as a lazy state.
 
     Attributes:
-        storage: its files.
+        layout: its files.
         names: for each key the name of its tensor in the files: another where a prefix was taken off.
         notes: what a person should know about how it was read.
         original: under the names in the files, with all that is in them; itself if it was not renamed.
@@ -87,13 +87,13 @@ class Checkpoint(LazyState):
         self,
         shapes: Mapping[str, Tensor],
         read: Callable[[str], Tensor],
-        storage: Storage,
+        layout: Layout,
         names: Mapping[str, str],
         notes: tuple[str, ...] = (),
         original: Checkpoint | None = None,
     ):
         super().__init__(shapes, read)
-        self.storage, self.names, self.notes = storage, dict(names), notes
+        self.layout, self.names, self.notes = layout, dict(names), notes
         self.original = original or self
 
     @property
@@ -127,7 +127,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     if main.name.endswith(".index.json"):
         return _open_shards(path, main)
     _check_is_weights(main)
-    return _open_torch(path, main) if _is_torch(main) else _open_safetensors(path, main)
+    return _open_torch(path, main) if _is_torch(main) else _open_safetensors(path, [main], None)
 
 
 def _weights_of_folder(folder: Path) -> Path:
@@ -169,7 +169,7 @@ def _open_shards(path: Path, index: Path) -> Checkpoint:
         if not file.is_file():
             raise FileNotFoundError(f"the shard {file.name} is missing: {index} expects it beside itself")
         _check_is_weights(file)
-    parts = [_open_torch(file, file) if _is_torch(file) else _open_safetensors(file, file) for file in files]
+    parts = [_open_torch(file, file) if _is_torch(file) else _open_safetensors(file, [file], None) for file in files]
     home: dict[str, Checkpoint] = {}
     for file, part in zip(files, parts, strict=True):
         for key in part:
@@ -179,17 +179,18 @@ def _open_shards(path: Path, index: Path) -> Checkpoint:
     for key, name in weight_map.items():
         if key not in home:
             raise ValueError(f"{index.name} places {key!r} in {name}, which does not hold it")
-    storage = Storage(
+    layout = Layout(
         path,
         {file: tuple(part) for file, part in zip(files, parts, strict=True)},
         index,
-        metadata={file: part.storage.metadata.get(file, {}) for file, part in zip(files, parts, strict=True)},
+        metadata={file: part.layout.metadata.get(file, {}) for file, part in zip(files, parts, strict=True)},
     )
     shapes = {key: home[key].shapes[key] for key in weight_map}
-    return Checkpoint(shapes, lambda key: home[key][key], storage, {key: key for key in shapes})
+    return Checkpoint(shapes, lambda key: home[key][key], layout, {key: key for key in shapes})
 
 
-def _open_safetensors(path: Path, file: Path) -> Checkpoint:
+def _open_safetensors(path: Path, files: list[Path], index: Path | None) -> Checkpoint:
+    (file,) = files
     safetensors = import_safetensors()
     try:
         with safetensors.safe_open(file, framework="pt") as opened:
@@ -210,8 +211,8 @@ def _open_safetensors(path: Path, file: Path) -> Checkpoint:
         with safetensors.safe_open(file, framework="pt") as opened:
             return opened.get_tensor(name)
 
-    storage = Storage(path, {file: tuple(shapes)}, metadata={file: metadata})
-    return Checkpoint(shapes, read, storage, {name: name for name in shapes})
+    layout = Layout(path, {file: tuple(shapes)}, index, metadata={file: metadata})
+    return Checkpoint(shapes, read, layout, {name: name for name in shapes})
 
 
 def _open_torch(path: Path, file: Path) -> Checkpoint:
@@ -225,9 +226,9 @@ def _open_torch(path: Path, file: Path) -> Checkpoint:
         if value.layout != torch.strided or value.is_quantized or value.is_nested:
             raise ValueError(f"{key!r} in {file} is not a plain tensor but {value.layout}, {value.dtype}")
     shapes = {key: value.detach().to("meta") for key, value in tensors.items()}
-    storage = Storage(path, {file: tuple(shapes)}, None, container, extras)
+    layout = Layout(path, {file: tuple(shapes)}, None, container, extras)
     read = functools.partial(_detached, tensors)
-    return Checkpoint(shapes, read, storage, {key: key for key in shapes}, notes)
+    return Checkpoint(shapes, read, layout, {key: key for key in shapes}, notes)
 
 
 def _detached(tensors: Mapping[str, Tensor], key: str) -> Tensor:

@@ -33,16 +33,16 @@ def check_output(
             the format does not fit, is a folder that holds other things, or there is too little room for it.
     """
     target = Path(path)
-    for source in (like.storage.path, *map(Path, inputs)):
+    for source in (like.layout.path, *map(Path, inputs)):
         place, other = target.resolve(), source.resolve()
         if place == other or other in place.parents or place in other.parents:
             raise ValueError(f"{target} is, or lies in, or holds the input {source}: inputs are never changed")
-    check_writable(target, force, folder=like.storage.is_folder)
-    if like.storage.is_folder and target.is_dir():
+    check_writable(target, force, folder=like.layout.is_folder)
+    if like.layout.is_folder and target.is_dir():
         for entry in target.iterdir():
             if not entry.is_file() or entry.suffix not in _REPLACEABLE:
                 raise ValueError(f"{target} holds {entry.name}, which is not part of a checkpoint: give another folder")
-    if not like.storage.is_folder:
+    if not like.layout.is_folder:
         _format_of(target)
     existing = target
     while not existing.exists():
@@ -77,7 +77,7 @@ def write_checkpoint(
     target = Path(path)
     tensors = _by_name(state, like)
     count = _Count(len(tensors), progress)
-    if like.storage.is_folder:
+    if like.layout.is_folder:
 
         def write(folder: Path) -> None:
             _write_folder(folder, tensors, like, count)
@@ -86,9 +86,9 @@ def write_checkpoint(
 
         write_folder_atomically(target, write, force)
         return
-    (file,) = like.storage.files
+    (file,) = like.layout.files
     if _format_of(target) == "safetensors":
-        metadata = like.storage.metadata.get(file) or {"format": "pt"}
+        metadata = like.layout.metadata.get(file) or {"format": "pt"}
         write_atomically(target, lambda temporary: _write_safetensors(temporary, tensors, metadata, count))
     else:
         write_atomically(target, lambda temporary: _write_torch(temporary, tensors, like, count))
@@ -113,30 +113,30 @@ def _by_name(state: Mapping[str, Tensor], like: Checkpoint) -> Lazy:
     result: Lazy = {}
     for key, name in like.names.items():
         result.setdefault(name, (shapes[key], lambda key=key: state[key]))
-    for name in (n for names in like.storage.files.values() for n in names):
+    for name in (n for names in like.layout.files.values() for n in names):
         if name not in result:
             result[name] = (like.original.shapes[name], lambda name=name: like.original[name])
     return result
 
 
 def _write_folder(folder: Path, tensors: Lazy, like: Checkpoint, count: _Count) -> None:
-    source = like.storage.path
+    source = like.layout.path
     if source.is_dir():
-        skipped = {*WEIGHT_FILES, *(file.name for file in like.storage.files)}
+        skipped = {*WEIGHT_FILES, *(file.name for file in like.layout.files)}
         for file in sorted(source.iterdir()):
             if file.is_file() and file.suffix in _CARRIED and file.name not in skipped:
                 shutil.copyfile(file, folder / file.name)
-    for file, names in like.storage.files.items():
+    for file, names in like.layout.files.items():
         part = {name: tensors[name] for name in names}
         if _is_safetensors(file):
-            _write_safetensors(folder / file.name, part, like.storage.metadata.get(file) or {"format": "pt"}, count)
+            _write_safetensors(folder / file.name, part, like.layout.metadata.get(file) or {"format": "pt"}, count)
         else:
             _write_torch(folder / file.name, part, like, count)
-    if like.storage.index is not None:
-        index = json.loads(like.storage.index.read_text())
+    if like.layout.index is not None:
+        index = json.loads(like.layout.index.read_text())
         total = sum(shape.nbytes for shape, _ in tensors.values())
         index["metadata"] = {**(index.get("metadata") or {}), "total_size": total}
-        (folder / like.storage.index.name).write_text(json.dumps(index, indent=2) + "\n")
+        (folder / like.layout.index.name).write_text(json.dumps(index, indent=2) + "\n")
 
 
 def _is_safetensors(file: Path) -> bool:
@@ -187,5 +187,5 @@ def _write_torch(file: Path, tensors: Lazy, like: Checkpoint, count: _Count) -> 
         # A view would take its whole storage along, which for a mapped file is all of it.
         state[name] = value.clone(memory_format=torch.contiguous_format)
         count.step()
-    state.update(like.storage.extras)
-    torch.save({like.storage.container: state} if like.storage.container else state, file)
+    state.update(like.layout.extras)
+    torch.save({like.layout.container: state} if like.layout.container else state, file)

@@ -46,7 +46,7 @@ def align(
     output = Output(json)
     choices = tasks.read_choices(method, objective, data, loss, init, groups, seed, restarts, settings, device)
     files = tasks.open_files([a, b])
-    file = permutation or tasks.permutation_beside(out, files[1].storage.is_folder)
+    file = permutation or tasks.permutation_beside(out, files[1].layout.is_folder)
     tasks.check_outputs(out, files[1], [a, b], [file, report], force)
     tasks.check_drawing(report)
     opened = tasks.read_inputs(output, files, model, input_shape, ignore, check)

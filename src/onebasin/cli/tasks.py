@@ -34,7 +34,7 @@ def read_inputs(
         opened = open_models(files, model, shapes or (), ignore or (), check)
     for checkpoint in opened.checkpoints:
         for text in checkpoint.notes:
-            output.note(f"{checkpoint.storage.path}: {text}")
+            output.note(f"{checkpoint.layout.path}: {text}")
     return opened
 
 
@@ -205,7 +205,7 @@ def check_outputs(out: Path, like: Checkpoint, inputs: Sequence[Path], files: Se
     from onebasin.checkpoints import check_output
 
     check_output(out, like, force, inputs)
-    inside = out if like.storage.is_folder else None  # what goes into a folder is new with it
+    inside = out if like.layout.is_folder else None  # what goes into a folder is new with it
     check_files([out, *inputs], [file for file in files if file is not None and file.parent != inside], force)
 
 
@@ -237,7 +237,7 @@ def write_moved(
 
     if permutation is None or file is None:
         write_checkpoint(out, state, like, force, track)
-    elif like.storage.is_folder and file.parent == out:
+    elif like.layout.is_folder and file.parent == out:
         write_checkpoint(out, state, like, force, track, beside={file.name: permutation.save})
     else:
         write_checkpoint(out, state, like, force, track)
@@ -247,7 +247,7 @@ def write_moved(
 def describe_checkpoint(checkpoint: Checkpoint) -> str:
     """One line: parameters, bytes, types, files."""
     kinds = ", ".join(checkpoint.original.dtypes)
-    files = len(checkpoint.storage.files)
+    files = len(checkpoint.layout.files)
     size = gigabytes(checkpoint.original.num_bytes)
     return f"{len(checkpoint.original)} tensors, {size}, {kinds}, {files} file{'s' if files > 1 else ''}"
 
