@@ -1,7 +1,7 @@
 """From two networks to the aligned one, everything counted, ours against peers: ``python -m benchmarks.align``.
 
 A permuted copy of each network is aligned with the original by each solver, each in a process of its own (peers: in an
-interpreter of their own), one after the other. Counted are tracing, optimisation and assignment; the models are there before.
+interpreter of their own), one after the other. Counted are tracing, optimisation and assignment; the models exist before.
 Memory is the most that the process held beyond what it held before.
 
 Peers are named by their interpreters: ``--authors PYTHON`` has `sinkhorn-rebasin` 0.0.2, ``--rebasin PYTHON`` has `rebasin`
