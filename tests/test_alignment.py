@@ -161,8 +161,7 @@ def test_seeds_callbacks_and_options():
     seen = []
     descent = {"steps": 3, "noise": 0.1, "seed": 5, "polish": False}
     first, second = (
-        ob.align(twin, to=model, symmetry=symmetry, first_look=False, **descent, callback=seen.append)
-        for _ in range(2)
+        ob.align(twin, to=model, symmetry=symmetry, first_look=False, **descent, callback=seen.append) for _ in range(2)
     )
     assert first.history == second.history
     assert len(seen) == 6
