@@ -69,7 +69,7 @@ def _cifar_grid(**values: list[Any]) -> list[Variant]:
 
 # Step, clip and weight decay of the residual: the authors' first.
 _MNIST_RESIDUALS = [
-    (0.05, 1e-3, 0.1), (0.05, 1e-3, 0.01), (0.1, 1e-3, 0.1), (0.05, 3e-3, 0.1), (0.05, 3e-3, 0.03),
+    (0.05, 1e-3, 0.1), (0.05, 1e-3, 0.01), (0.05, 1e-3, 0.0), (0.05, 3e-3, 0.1), (0.05, 3e-3, 0.01),
     (0.05, 1e-2, 0.1), (0.05, 1e-2, 0.01), (0.05, None, 0.1), (0.05, None, 0.01), (0.02, None, 0.03),
 ]  # fmt: skip
 _CIFAR_RESIDUALS = [
