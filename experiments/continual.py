@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import onebasin as ob
 from experiments import continual_tables
-from experiments.continual_networks import ResNet18, make_mlp
+from experiments.continual_networks import ResNet18, StackedMLP, make_mlp
 from experiments.continual_settings import TUNING, Variant, list_trials
 from onebasin import continual
 from onebasin.continual import AccuracyMatrix
@@ -78,18 +78,21 @@ def _run_trial(config: dict[str, Any], device: str) -> dict[str, Any]:
 def _run_side_by_side(
     config: dict[str, Any], variants: list[Variant], seeds: list[int], stream: continual.Stream, device: str
 ) -> list[dict[str, Any]]:
-    chosen = [(variant, seed) for variant in variants for seed in seeds]
-    strategies = [make_strategy(config, variant, seed, device) for variant, seed in chosen]
+    """Every variant on every seed: the seeds of a small network stacked into one, everything else on streams."""
+    stacks = [seeds] if config["benchmark"] == "mnist" else [[seed] for seed in seeds]
+    chosen = [(variant, stack) for variant in variants for stack in stacks]
+    strategies = [make_strategy(config, variant, stack, device) for variant, stack in chosen]
     rows: list[list[Tensor]] = [[] for _ in chosen]
     continual.interleave([_follow(s, stream, found) for s, found in zip(strategies, rows, strict=True)], device)
     return [
         {
             "variant": variant,
             "seed": seed,
-            "rows": [[round(value, 5) for value in row.tolist()] for row in found],
+            "rows": [[round(value, 5) for value in row.view(-1, len(stack))[:, member].tolist()] for row in found],
             "moved": [round(entry["moved"], 4) for entry in getattr(strategy, "history", [])],
         }
-        for (variant, seed), strategy, found in zip(chosen, strategies, rows, strict=True)
+        for (variant, stack), strategy, found in zip(chosen, strategies, rows, strict=True)
+        for member, seed in enumerate(stack)
     ]
 
 
@@ -104,13 +107,11 @@ def _follow(strategy: continual.Strategy, stream: continual.Stream, rows: list[T
         yield None
 
 
-def make_strategy(config: dict[str, Any], variant: Variant, seed: int, device: str) -> continual.Strategy:
-    """The strategy of a run, from plain values."""
-    torch.manual_seed(seed)
-    model = make_mlp(config["layers"]) if config["benchmark"] == "mnist" else ResNet18()
-    options = dict(variant)
+def make_strategy(config: dict[str, Any], variant: Variant, seeds: list[int], device: str) -> continual.Strategy:
+    """The strategy of a run, from plain values; with several seeds, of as many networks in one."""
+    model, symmetry = _make_model(config["benchmark"], config["layers"], tuple(seeds))
     capture = device.startswith("cuda") and "ONEBASIN_EAGER" not in os.environ
-    options |= {"seed": seed, "capture": capture}
+    options = {**variant, "seed": seeds[0], "members": len(seeds), "capture": capture}
     lr, momentum = options.pop("lr", None), options.pop("momentum", 0.0)
     decay, plan_lr, first_lr = options.pop("decay", None), options.pop("plan_lr", None), options.pop("first_lr", None)
     if first_lr is not None:
@@ -122,13 +123,23 @@ def make_strategy(config: dict[str, Any], variant: Variant, seed: int, device: s
     delta = {"lr": 0.05 if lr is None else lr, "weight_decay": 0.1 if decay is None else decay, "momentum": momentum}
     options["optimizer"] = continual.sgd(**delta)
     options["plan_optimizer"] = continual.adam(plan_lr or 0.1)
-    return continual.RebasinStrategy(model.to(device), _symmetry(config["benchmark"], config["layers"]), **options)
+    return continual.RebasinStrategy(model.to(device), symmetry, **options)
+
+
+def _make_model(benchmark: str, layers: int, seeds: tuple[int, ...]) -> tuple[nn.Module, ob.Symmetry]:
+    networks: list[nn.Module] = []
+    for seed in seeds:
+        torch.manual_seed(seed)
+        networks.append(make_mlp(layers) if benchmark == "mnist" else ResNet18())
+    if benchmark == "mnist":
+        stack = StackedMLP(networks)
+        return stack, stack.symmetry()
+    return networks[0], _trace_resnet()
 
 
 @functools.cache
-def _symmetry(benchmark: str, layers: int) -> ob.Symmetry:
-    model: nn.Module = make_mlp(layers) if benchmark == "mnist" else ResNet18()
-    return ob.symmetry(model, torch.rand(2, 1, 28, 28) if benchmark == "mnist" else torch.rand(2, 3, 32, 32))
+def _trace_resnet() -> ob.Symmetry:
+    return ob.symmetry(ResNet18(), torch.rand(2, 3, 32, 32))
 
 
 @functools.cache
@@ -140,7 +151,7 @@ def _make_stream(benchmark: str, validation: bool, device: str) -> continual.Str
 def _run_cost(config: dict[str, Any], device: str) -> dict[str, Any]:
     """The time of a step on a second task, alone on the device, and the peak of its memory."""
     stream = _make_stream(config["benchmark"], False, device).first(2)
-    strategy = make_strategy(config, config["variants"][0], 0, device)
+    strategy = make_strategy(config, config["variants"][0], [0], device)
     strategy.capture = strategy.capture and config["capture"]
     strategy.fit(stream.train[0])
     cuda = device.startswith("cuda")

@@ -23,14 +23,14 @@ def test_every_run_on_mnist_can_be_made():
     for trial in list_trials(quick=False):
         if trial["benchmark"] == "mnist":
             for variant in trial["variants"]:
-                strategy = continual.make_strategy(trial, variant, trial["seeds"][0], "cpu")
+                strategy = continual.make_strategy(trial, variant, trial["seeds"], "cpu")
                 assert isinstance(strategy, RebasinStrategy) == (trial["strategy"] == "rebasin")
                 num_made += 1
     assert num_made > 50
 
 
 def test_settings_are_the_papers():
-    authors = continual.make_strategy(TRIAL, {"batch_size": 500, "epochs": 5}, 0, "cpu")
+    authors = continual.make_strategy(TRIAL, {"batch_size": 500, "epochs": 5}, [0], "cpu")
     assert isinstance(authors, RebasinStrategy)
     delta = authors.make_optimizer(authors.optimizer, [torch.nn.Parameter(torch.zeros(1))]).param_groups[0]
     plans = authors.make_optimizer(authors.plan_optimizer, [torch.nn.Parameter(torch.zeros(1))])

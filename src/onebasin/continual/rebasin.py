@@ -136,9 +136,9 @@ class RebasinStrategy(Strategy):
 
     def _harden(self, here: HalfWay, net: RebasinNet, samples: Samples) -> Permutation:
         """The assignment on the plans or that on the logits: the one that costs less half way, on task and memory."""
-        feeds = [Feed(samples, _NUM_JUDGES, 1, self.generator)]
+        feeds = [Feed(samples, _NUM_JUDGES, 1, self.generator, self.members)]
         if len(self.memory):
-            feeds.append(Feed(self.memory.samples, _NUM_JUDGES, 1, self.generator))
+            feeds.append(Feed(self.memory.samples, _NUM_JUDGES, 1, self.generator, self.members, own=True))
         judges = Samples.join([feed.draw() for feed in feeds])
 
         def cost(permutation: Permutation) -> float:
