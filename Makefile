@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: install demo test check bench coverage avalanche clean
+.PHONY: install demo test check bench docs coverage avalanche clean
 
 install: .venv/installed
 
@@ -27,6 +27,11 @@ check: install
 bench: install
 	$(PY) -m benchmarks.apply
 	$(PY) -m benchmarks.sinkhorn --quick
+
+docs: install
+	$(PY) -m docs.make_api
+	$(PY) -m docs.run_page docs/tutorial.md docs/howto/*.md
+	$(PY) -m docs.make_gallery
 
 # A venv of its own: the architectures need libraries that nothing else does.
 coverage: .venv-coverage/installed

@@ -11,11 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.architectures import declare_torchvision_operators
+
 State = dict[str, Tensor]
 
 
 def require_authors() -> Any:
     """The package, or a message that says how to get it."""
+    declare_torchvision_operators()
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             import rebasin

@@ -56,41 +56,40 @@ def _each(values: list[float], digits: int = 3) -> str:
 
 
 def _draw_vgg_curves(records: list[dict[str, Any]], folder: Path) -> None:
-    figure, axes = new_figure(2, 2, width=9, height=6.4)
+    """Loss and accuracy of the first pair along the line; dotted, with the units' statistics put right."""
+    figure, axes = new_figure(2, 2, width=9.5, height=6.6)
     for row, network in zip(axes, ("vgg11", "vgg19"), strict=True):
         for method, label in METHODS.items():
             chosen = [r for r in records if r["config"]["network"] == network and r["config"]["method"] == method]
             for record in chosen[:1]:
                 for ax, metric in zip(row, ("loss", "accuracy"), strict=True):
-                    path = path_of(record, "plain", "test")
-                    style = {"linestyle": "--"} if method == "naive" else {}
-                    ax.plot(path.weights, path.metrics[metric], color=COLORS[method], label=label, **style)
+                    plain, repaired = (path_of(record, kind, "test") for kind in ("plain", "repaired"))
+                    ax.plot(plain.weights, plain.metrics[metric], color=COLORS[method], label=label)
+                    ax.plot(repaired.weights, repaired.metrics[metric], color=COLORS[method], linestyle=":")
                     ax.set(title=f"{network.upper()}: test {metric}", xlabel="weight of the permuted network")
-        if row[0].lines:
-            row[0].legend(frameon=False)
+    if axes[0, 0].lines:
+        labels = axes[0, 0].get_legend_handles_labels()
+        figure.legend(*labels, title="dotted: with REPAIR", loc="outside lower center", ncols=5, frameon=False)
     save_figure(figure, folder / "depth-curves")
 
 
 def _draw_by_depth(records: list[dict[str, Any]], folder: Path) -> None:
-    figure, axes = new_figure(1, 2, width=9, height=3.4)
+    """Mean barrier and AUC of the VGGs, plain and repaired."""
+    figure, axes = new_figure(2, 2, width=9.5, height=6)
     networks = [n for n in NETWORKS if n.startswith("vgg")]
-    for method, label in METHODS.items():
-        for ax, metric in zip(axes, ("barrier", "auc"), strict=True):
-            points = []
-            for network in networks:
-                chosen = [r for r in records if r["config"]["network"] == network and r["config"]["method"] == method]
-                if chosen:
-                    points.append((network.upper(), np.mean([getattr(path_of(r, "plain", "test"), metric) for r in chosen])))
-            if points:
-                names, values = zip(*points, strict=True)
-                ax.plot(
-                    names,
-                    values,
-                    color=COLORS[method],
-                    marker="o",
-                    label=label,
-                    linestyle="--" if method == "naive" else "-",
-                )
-            ax.set(title="barrier" if metric == "barrier" else "AUC", ylabel="test loss", ylim=(0, None))
-    axes[0].legend(frameon=False)
+    for row, kind in zip(axes, ("plain", "repaired"), strict=True):
+        for ax, metric in zip(row, ("barrier", "auc"), strict=True):
+            for method, label in METHODS.items():
+                points = {}
+                for network in networks:
+                    chosen = [r for r in records if r["config"]["network"] == network and r["config"]["method"] == method]
+                    if chosen:
+                        points[network.upper()] = np.mean([getattr(path_of(r, kind, "test"), metric) for r in chosen])
+                if points:
+                    ax.plot(list(points), list(points.values()), color=COLORS[method], marker="o", label=label)
+            name = "barrier" if metric == "barrier" else "AUC"
+            ax.set(title=f"{name}, test loss" + (", with REPAIR" if kind == "repaired" else ""))
+            ax.set_ylim(bottom=0)
+    if axes[0, 0].lines:
+        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
     save_figure(figure, folder / "depth-barriers")

@@ -22,6 +22,7 @@ def new_figure(rows: int, columns: int, width: float, height: float) -> tuple[An
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    pyplot.rcParams.update({"axes.spines.top": False, "axes.spines.right": False})
     return pyplot.subplots(rows, columns, figsize=(width, height), layout="constrained")
 
 
@@ -115,7 +116,7 @@ def _draw_matrices(result: dict[str, Any], folder: Path) -> None:
             index, expected = torch.tensor(result[name][group]), torch.tensor(result["expected"][group])
             matrix = torch.nn.functional.one_hot(index, len(index)).float()
             wrong = (index != expected).float()[:, None] * matrix
-            ax.imshow(1 - matrix + 0.0, cmap="gray", vmin=-0.2, vmax=1)
+            ax.imshow(1 - matrix.numpy(), cmap="gray", vmin=-0.2, vmax=1)
             for i, j in wrong.nonzero().tolist():
                 ax.add_patch(_square(i, j))
             ax.set(title=f"{name}" if row == 0 else "", xticks=[], yticks=[])

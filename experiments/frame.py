@@ -103,8 +103,8 @@ def _map_with_ray(name: str, configs: Sequence[Config], device: str) -> Iterator
     except ImportError as error:
         raise ImportError("--engine ray needs ray: pip install 'onebasin[ray]'") from error
     if not ray.is_initialized():
-        root = str(Path(__file__).parent.parent)
-        environment = {"PYTHONPATH": root, "ONEBASIN_COMMIT": _commit()}
+        root = Path(__file__).parent.parent
+        environment = {"PYTHONPATH": f"{root}:{root / 'src'}", "ONEBASIN_COMMIT": _commit()}
         if "ONEBASIN_DATA" in os.environ:
             environment["ONEBASIN_DATA"] = os.environ["ONEBASIN_DATA"]
         ray.init(runtime_env={"env_vars": environment}, log_to_driver=False)

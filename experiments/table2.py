@@ -43,10 +43,6 @@ METHODS = {
     "authors-mid": "authors' Mid",
     "authors-rnd": "authors' Rnd",
 }
-# Chosen on other networks by their validation loss: python -m experiments sensitivity.
-OPTIONS: dict[str, dict[str, Any]] = {
-    method: {"steps": 600, "patience": 300} for method in ("l2", "l2-plain", "mid", "rnd", "ste")
-}
 # The initial learning rates of the paper's appendix, for the authors' rows.
 AUTHORS_LR = {
     "L2": {"Pol1": 0.1, "Pol3": 0.1, "MNIST": 0.01, "CIFAR-10": 0.01},
@@ -67,13 +63,22 @@ def configs(quick: bool) -> list[dict[str, Any]]:
     return found
 
 
+def options_of(task: str, method: str) -> dict[str, Any]:
+    """Settings chosen on the networks of `experiments.sensitivity`, by their validation loss."""
+    if method in ("mid", "rnd"):
+        chosen = {"lr": 0.05} if TASKS[task].is_classification else {"lr": 0.3, "scale": 0.1, "check_every": 1}
+        return {**chosen, "steps": 1000, "patience": 300}
+    return {"steps": 600, "patience": 300} if method in ("l2", "l2-plain", "ste") else {}
+
+
 def _cell(task: str, width: int, method: str, num: int) -> list[dict[str, Any]]:
     """Trials of one method on one column: methods that go pair by pair are cut into trials of ten pairs."""
-    options = OPTIONS.get(method.removeprefix("wm+"), {})
+    options = options_of(task, method.removeprefix("wm+"))
     whole = {"task": task, "width": width, "method": method, "num_pairs": num, "options": options}
     if method.startswith("authors"):
         return [{**whole, "first": i, "num": 1} for i in range(min(num, 10))]
-    step = num if method.removeprefix("wm+") in ("l2", "l2-plain", "mid", "rnd", "naive") else min(num, 10)
+    together = ("l2", "l2-plain", "mid", "rnd", "naive")
+    step = num if method.removeprefix("wm+") in together else min(num, 10)
     return [{**whole, "first": first, "num": step} for first in range(0, num, step)]
 
 

@@ -116,7 +116,7 @@ def _read(name: str, split: Any) -> tuple[Tensor, Tensor]:
 
 def trained_networks(task: Task, seeds: list[int], device: str) -> Stack:
     """`train_networks`, or what an earlier call with the same arguments has stored under ``experiments-output``."""
-    described = {**{k: str(v) for k, v in vars(task).items()}, "seeds": seeds}
+    described = {key: getattr(value, "__name__", value) for key, value in {**vars(task), "seeds": seeds}.items()}
     path = Path("experiments-output/networks", f"{hashlib.sha256(identify(described).encode()).hexdigest()[:16]}.pt")
     if not path.is_file():
         stack = train_networks(task, seeds, device)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from onebasin.connectivity import Path, Plane
-from onebasin.plots import plot_path, plot_paths, plot_permutation, plot_plane
+from onebasin.plots import history_series, plot_history, plot_path, plot_paths, plot_permutation, plot_plane
 
 PATH = Path([0, 0.5, 1], {"loss": [1.0, 3.0, 2.0], "accuracy": [0.9, 0.5, 0.8]})
 GRID = [[(x - 1) ** 2 + y**2 for x in range(4)] for y in range(3)]
@@ -109,6 +109,30 @@ def test_every_entry_of_a_large_plan_is_seen(pyplot, size):
 def test_what_is_not_one_permutation_is_refused(pyplot, wrong):
     with pytest.raises(ValueError, match=r"an index tensor \(n,\) or a plan \(n, n\)"):
         plot_permutation(wrong)
+
+
+def test_a_descent_and_its_polish(pyplot):
+    history = [{"step": i, "soft": 3.0 - i, "hard": 5.0 - i, "gap": 2.0, "best": 5.0 - i} for i in range(3)]
+    ax = plot_history([*history, {"step": 2, "polish": 2.5, "best": 2.5}])
+    draw(ax)
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["soft plan", "hardened", "best so far", "polished"]
+    assert {line.get_label(): list(line.get_xdata()) for line in ax.lines}["best so far"] == [1, 2, 3, 3]
+    assert ax.get_ylabel() == "cost"
+    assert ax.get_xlabel() == "step"
+
+
+def test_sweeps_have_an_inner_product(pyplot):
+    ax = plot_history([{"sweep": i, "moved": 1, "inner": float(i)} for i in range(4)], pyplot.subplots()[1])
+    draw(ax)
+    assert ax.get_xlabel() == "sweep"
+    assert ax.get_ylabel() == "inner product of the weights"
+    assert list(ax.lines[0].get_ydata()) == [0, 1, 2, 3]
+
+
+def test_a_method_without_steps_has_no_curve(pyplot):
+    assert history_series([{"batches": 8, "sites": 4}]) == {}
+    with pytest.raises(ValueError, match="no curve"):
+        plot_history([])
 
 
 @pytest.mark.parametrize("draw_it", [PATH.plot, PLANE.plot, lambda: plot_permutation(torch.arange(3))])

@@ -1,4 +1,8 @@
-"""The code blocks of the README and the docs are run, one after the other in one namespace a page."""
+"""The code blocks of the README and the docs are run, one after the other in one namespace a page, and their links followed.
+
+A block of text right after a block of Python is what it prints. Machines round differently, so numbers are not compared, nor
+is white space. A page that needs a library which is not ours to need says so: ``<!-- needs: name -->``.
+"""
 
 import re
 from pathlib import Path
@@ -6,20 +10,63 @@ from pathlib import Path
 import pytest
 import torch
 
+from onebasin.tracing.rules import RULES
+
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+BLOCKS = re.compile(r"```python\n(.*?)```\n+(?:```text\n(.*?)```)?", flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def shape_of(text: str) -> list[str]:
+    return re.sub(r"-?\d[\d.,e+-]*", "#", re.sub(r"-{3,}", "---", text)).split()
+
+
+@pytest.fixture
+def rules():
+    """A page may add rules; the next one starts with ours."""
+    before = dict(RULES)
+    yield
+    RULES.clear()
+    RULES.update(before)
+
+
+@pytest.mark.usefixtures("rules")
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_code_blocks_run(page, tmp_path, monkeypatch, capsys):
+    text = page.read_text(encoding="utf-8")
+    for library in re.findall(r"<!-- needs: (\w+) -->", text):
+        pytest.importorskip(library)
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     namespace: dict = {}
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
+    for block, printed in BLOCKS.findall(text):
+        capsys.readouterr()
         exec(compile(block, str(page), "exec"), namespace)
+        if printed:
+            assert shape_of(capsys.readouterr().out) == shape_of(printed)
 
 
-def test_links_lead_somewhere():
-    for page in PAGES:
-        for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target, anchor in re.findall(r"\]\((?!http)([^)#\s]*)#?([^)\s]*)", text):
+        linked = page.parent / target if target else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor in anchors(linked), f"{page.name} links to {target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)) for heading in headings)
+    return {heading.strip().lower().replace(" ", "-") for heading in plain}
+
+
+def test_every_page_is_on_the_map():
+    """From the README to the index, and from the index to every page."""
+    assert "docs/index.md" in (ROOT / "README.md").read_text(encoding="utf-8")
+    index = ROOT / "docs" / "index.md"
+    linked = {(index.parent / t).resolve() for t in re.findall(r"\]\(([^)#]+\.md)", index.read_text(encoding="utf-8"))}
+    assert {page for page in PAGES if index.parent in page.parents and page != index} <= linked

@@ -1,4 +1,4 @@
-"""Pictures of paths, planes and permutations. Needs matplotlib, the extra ``onebasin[plots]``."""
+"""Pictures of paths, planes, permutations and descents. Needs matplotlib, the extra ``onebasin[plots]``."""
 
 from __future__ import annotations
 
@@ -16,8 +16,15 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, which people with any kind of colour vision can tell apart; line styles repeat the difference.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.5, 1.5)))
-_GREY = "#777777"
+GREY = "#777777"
 _NUM_LEVELS = 12
+_SERIES = {
+    "soft": ("soft plan", {"color": GREY, "linewidth": 1.0}),
+    "hard": ("hardened", {"color": COLORS[0], "linewidth": 1.4}),
+    "best": ("best so far", {"color": COLORS[1], "linewidth": 1.8, "linestyle": _DASHES[1]}),
+    "polish": ("polished", {"color": COLORS[2], "linestyle": "none", "marker": "D", "markersize": 5}),
+    "inner": ("inner product of the weights", {"color": COLORS[0], "linewidth": 1.8, "marker": "o", "markersize": 4}),
+}
 _MAX_CELLS = 256
 
 
@@ -58,12 +65,17 @@ def plot_paths(paths: Mapping[str, Path], ax: Axes | None = None, metric: str = 
         raise ValueError("there is no path to draw")
     ours, ax = ax is None, _prepare(ax, figsize=(6.4, 3.4))
     for number, (label, path) in enumerate(paths.items()):
-        color = _GREY if number == 0 and len(paths) > 1 else COLORS[(number - (len(paths) > 1)) % len(COLORS)]
-        plot_path(path, ax, label, metric, color=color, linestyle=_DASHES[number % len(_DASHES)])
+        plot_path(path, ax, label, metric, **line_style(number, len(paths)))
     # Beside the curves, if the figure is ours to make wider; another's may have a neighbour there.
     place = {"loc": "upper left", "bbox_to_anchor": (1, 1)} if ours else {}
     ax.legend(frameon=False, handlelength=2.6, **place)
     return ax
+
+
+def line_style(number: int, count: int) -> dict[str, Any]:
+    """The colour and the dashes of one path among `count`."""
+    color = GREY if number == 0 and count > 1 else COLORS[(number - (count > 1)) % len(COLORS)]
+    return {"color": color, "linestyle": _DASHES[number % len(_DASHES)]}
 
 
 def plot_plane(plane: Plane, ax: Axes | None = None) -> Axes:
@@ -125,6 +137,44 @@ def plot_permutation(permutation: Tensor, ax: Axes | None = None) -> Axes:
     ax.tick_params(length=0)
     ax.set_xlabel("source unit", labelpad=-4)
     ax.set_ylabel("target unit", labelpad=-8)
+    return ax
+
+
+def history_series(history: Sequence[Mapping[str, Any]]) -> dict[str, tuple[list[int], list[float]]]:
+    """The curves in the history of an alignment: for each quantity that can be drawn, steps (or sweeps) and values.
+
+    Empty for a method that does not descend, such as activation matching.
+    """
+    series: dict[str, tuple[list[int], list[float]]] = {}
+    for number, entry in enumerate(history):
+        for name in entry.keys() & _SERIES.keys():
+            steps, values = series.setdefault(name, ([], []))
+            steps.append(entry.get("step", entry.get("sweep", number)) + 1)
+            values.append(entry[name])
+    return {name: series[name] for name in _SERIES if name in series}
+
+
+def plot_history(history: Sequence[Mapping[str, Any]], ax: Axes | None = None) -> Axes:
+    """Draw how an alignment went: the cost of the soft plan and of the hardened one a step, or the inner product a sweep.
+
+    Args:
+        history: of an `Alignment`.
+        ax: where to draw; a new figure if not given.
+    """
+    series = history_series(history)
+    if not series:
+        raise ValueError("the history holds no curve: this method does not descend step by step")
+    ax = _prepare(ax)
+    from matplotlib.ticker import MaxNLocator
+
+    for name, (steps, values) in series.items():
+        label, style = _SERIES[name]
+        ax.plot(steps, values, label=label, **style)
+    ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+    ax.set_xlabel("sweep" if "sweep" in history[0] else "step")
+    ax.set_ylabel(_SERIES["inner"][0] if "inner" in series else "cost")
+    if len(series) > 1:
+        ax.legend(frameon=False, handlelength=2.6)
     return ax
 
 

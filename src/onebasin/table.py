@@ -1,8 +1,9 @@
-"""A symmetry as a table that a person can read."""
+"""A symmetry as a table that a person can read, and the parts such a table is made of."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from onebasin.layout import Factor, factors, write
 from onebasin.structure import Symmetry
@@ -15,12 +16,9 @@ def describe(symmetry: Symmetry) -> str:
     rows = [("group", "size", "moves")]
     for name, group in symmetry.groups.items():
         of_each = f" [for each {', '.join(group.parents)}]" if group.parents else ""
-        rows.append((name, str(group.size or "?"), _shorten(_places(symmetry, name)) + of_each))
+        rows.append((name, str(group.size or "?"), _shorten(places(symmetry, name)) + of_each))
     lines = [symmetry.summary(), "", *_columns(rows)]
-    reasons: dict[str, list[str]] = {}
-    for (key, axis), pin in symmetry.pinned.items():
-        part = " in part" if any(f.name in symmetry.groups for f in factors(symmetry.layouts[key][axis])) else ""
-        reasons.setdefault(str(pin), []).append(f"{key}[{axis}]{part}")
+    reasons = pin_reasons(symmetry)
     if reasons:
         lines += [
             "",
@@ -31,15 +29,24 @@ def describe(symmetry: Symmetry) -> str:
     return "\n".join(lines)
 
 
-def _places(symmetry: Symmetry, name: str) -> list[str]:
+def pin_reasons(symmetry: Symmetry, modules: bool = True) -> dict[str, list[str]]:
+    """For each reason why axes are not free, those axes as key[axis]; `modules`: a reason names the module it arises in."""
+    reasons: dict[str, list[str]] = {}
+    for (key, axis), pin in symmetry.pinned.items():
+        part = " in part" if any(f.name in symmetry.groups for f in factors(symmetry.layouts[key][axis])) else ""
+        reasons.setdefault(str(pin if modules else replace(pin, module="")), []).append(f"{key}[{axis}]{part}")
+    return reasons
+
+
+def places(symmetry: Symmetry, name: str) -> list[str]:
     """key[axis] for every axis the group moves, with its pattern where the axis is more than the group."""
-    places = []
+    found = []
     for key, layout in symmetry.layouts.items():
         for axis, term in enumerate(layout):
             if any(f.name == name for f in factors(term)):
                 pattern = "" if isinstance(term, Factor) else f" as {write((term,))}"
-                places.append(f"{key}[{axis}]{pattern}")
-    return places
+                found.append(f"{key}[{axis}]{pattern}")
+    return found
 
 
 def _shorten(entries: Sequence[str]) -> str:

@@ -144,7 +144,7 @@ def _check(symmetry: Symmetry, function: Function, state: Mapping[str, Tensor], 
         blame = ", ".join(map(repr, guilty)) or "no single group, but several together"
         raise ValueError(
             f"permuting changes the function on {what} by {error:.1e} (relative): {blame}. "
-            "Please report this network; Symmetry.from_axes can leave the group out."
+            "Written by hand, the symmetry claims too much; if it was traced, please report this network."
         )
     return worst
 

@@ -1,0 +1,270 @@
+"""Draw the pictures of docs/gallery.md from real runs on the embedded digits, and write down the numbers beside them.
+
+python -m docs.make_gallery [NAME ...]
+
+All of them take a few minutes on one core. Numbers, seeds, commit and versions go to docs/pictures/record.json.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import torch
+from benchmarks.digits import VisionTransformer
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+import onebasin as ob
+from onebasin.datasets import digits
+from onebasin.demo import ResidualCNN, make_mlp, train
+from onebasin.layout import Factor, Product
+from onebasin.plots import COLORS, GREY, plot_history, plot_paths, plot_permutation, plot_plane
+from onebasin.report import Report
+
+FOLDER = Path(__file__).parent / "pictures"
+CRITERION = nn.functional.cross_entropy
+IMAGES, LABELS = digits("train")
+TEST_IMAGES, TEST_LABELS = digits("test")
+BATCHES = list(zip(IMAGES.split(200), LABELS.split(200), strict=True))
+Numbers = dict[str, Any]
+
+
+def evaluate(model: nn.Module) -> dict[str, float]:
+    """Loss and accuracy on the test images."""
+    with torch.no_grad():
+        output = model(TEST_IMAGES)
+    accuracy = float((output.argmax(1) == TEST_LABELS).float().mean())
+    return {"loss": float(CRITERION(output, TEST_LABELS)), "accuracy": accuracy}
+
+
+def train_networks(make: Callable[[], nn.Module], seeds: range, **schedule: Any) -> list[nn.Module]:
+    """One network a seed, which sets its weights and the order of the images."""
+    networks = []
+    for seed in seeds:
+        torch.manual_seed(seed)
+        networks.append(train(make(), IMAGES, LABELS, seed, **schedule))
+    return networks
+
+
+def save(figure: Figure, name: str) -> None:
+    """Write an SVG file that is the same each time."""
+    figure.savefig(FOLDER / f"{name}.svg", metadata={"Date": None, "Creator": None})
+
+
+def describe(paths: dict[str, ob.Path]) -> Numbers:
+    """Barrier and accuracy half way."""
+    middle = len(next(iter(paths.values())).weights) // 2
+    return {
+        name: {"barrier": round(path.barrier, 4), "midpoint accuracy": round(path.metrics["accuracy"][middle], 4)}
+        for name, path in paths.items()
+    }
+
+
+def draw_lines() -> Numbers:
+    """The loss and the accuracy between two networks, by method."""
+    a, b = train_networks(make_mlp, range(2))
+    symmetry = ob.symmetry(a, IMAGES[:2])
+    driven = {"data": BATCHES, "init": "weight-matching", "steps": 60}
+    runs: dict[str, dict[str, Any]] = {
+        "weight matching": {"method": "weight-matching"},
+        "Sinkhorn, weights": {},
+        "Sinkhorn, midpoint": {"objective": ob.Midpoint(CRITERION), **driven},
+        "Sinkhorn, random point": {"objective": ob.RandomPoint(CRITERION), **driven},
+    }
+    models = {name: ob.align(b, to=a, symmetry=symmetry, **arguments).model for name, arguments in runs.items()}
+    paths = {name: ob.linear_path(a, model, evaluate) for name, model in {"as they are": b, **models}.items()}
+    figure = Figure(figsize=(10, 3.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    plot_paths(paths, left)
+    plot_paths(paths, right, metric="accuracy")
+    left.get_legend().remove()  # type: ignore[union-attr]
+    right.legend(frameon=False, handlelength=2.6, loc="upper left", bbox_to_anchor=(1, 1))
+    save(figure, "lines")
+    return describe(paths)
+
+
+def draw_plane() -> Numbers:
+    """The plane through A, B and the permuted B."""
+    a, b = train_networks(make_mlp, range(2))
+    data = {"objective": ob.Midpoint(CRITERION), "data": BATCHES, "init": "weight-matching", "steps": 60}
+    aligned = ob.align(b, to=a, example_inputs=IMAGES[:2], **data).model
+    plane = ob.loss_plane(a, b, aligned, evaluate, resolution=41, margin=0.25)
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = figure.subplots()
+    plot_plane(plane, axes)
+    (start, *others) = plane.points
+    for (x, y), style in zip(others, ("--", "-"), strict=True):
+        axes.plot([start[0], x], [start[1], y], color="white", linewidth=1.6, linestyle=style)
+    axes.texts[2].set_text("permuted B")
+    save(figure, "plane")
+    return {"lowest loss": round(min(map(min, plane.losses)), 4), "highest loss": round(max(map(max, plane.losses)), 2)}
+
+
+def draw_plans() -> Numbers:
+    """The plan of the first hidden layer on its way to a permutation."""
+    a, b = train_networks(make_mlp, range(2))
+    symmetry = ob.symmetry(a, IMAGES[:2])
+    net, objective = ob.RebasinNet(b, symmetry), ob.WeightDistance().bind(a)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.2)
+    group, target = next(iter(symmetry.groups)), dict(a.state_dict())
+    shown = (0, 5, 15, 40)
+    figure = Figure(figsize=(9, 2.2), layout="constrained")
+    axes = figure.subplots(1, len(shown) + 1)
+    masses = {}
+    for step in range(shown[-1] + 1):
+        if step in shown:
+            plan = net.plans()[group].detach()
+            masses[f"step {step}"] = round(float(plan.amax(1).mean()), 3)
+            plot_permutation(plan, axes[shown.index(step)]).set_title(f"step {step}", fontsize=10)
+        optimizer.zero_grad()
+        objective(net(), target).backward()
+        optimizer.step()
+    plot_permutation(net.permutation()[group], axes[-1]).set_title("hardened", fontsize=10)
+    for panel in axes:
+        panel.set(xlabel="", ylabel="")
+    save(figure, "plans")
+    return {"mean of the largest entry in a row": masses}
+
+
+def draw_descent() -> Numbers:
+    """The cost at each step, for Sinkhorn on the weights and on the midpoint, and the sweeps of weight matching."""
+    a, b = train_networks(make_mlp, range(2))
+    symmetry = ob.symmetry(a, IMAGES[:2])
+    runs: dict[str, dict[str, Any]] = {
+        "Sinkhorn, weights": {},
+        "Sinkhorn, midpoint": {"objective": ob.Midpoint(CRITERION), "data": BATCHES, "check_every": 1},
+        "weight matching": {"method": "weight-matching"},
+    }
+    figure = Figure(figsize=(9, 3), layout="constrained")
+    numbers = {}
+    for axes, (name, arguments) in zip(figure.subplots(1, 3), runs.items(), strict=True):
+        result = ob.align(b, to=a, symmetry=symmetry, **arguments)
+        plot_history(result.history, axes).set_title(name, fontsize=10)
+        numbers[name] = {"cost before": round(result.start_cost, 3), "cost after": round(result.cost, 3)}
+        hard = [entry["best"] for entry in result.history if "hard" in entry]
+        if hard:
+            numbers[name]["before the polish"] = round(hard[-1], 3)
+    save(figure, "descent")
+    return numbers
+
+
+def draw_statistics() -> Numbers:
+    """A residual CNN: aligned or not, with batch-norm statistics mixed like weights or estimated anew."""
+    a, b = train_networks(ResidualCNN, range(2), epochs=15)
+    aligned = ob.align(b, to=a, example_inputs=IMAGES[:2], method="weight-matching").model
+    paths = {}
+    for name, model in {"as they are": b, "aligned": aligned}.items():
+        paths[f"{name}, statistics mixed"] = ob.linear_path(a, model, evaluate)
+        paths[f"{name}, statistics anew"] = ob.linear_path(a, model, evaluate, data=BATCHES)
+    figure = Figure(figsize=(6.8, 3.2), layout="constrained")
+    plot_paths(paths, figure.subplots())
+    save(figure, "statistics")
+    return describe(paths)
+
+
+def draw_many() -> Numbers:
+    """Averages of two to eight networks: as they are, aligned to the first, aligned to each other."""
+    networks = train_networks(lambda: make_mlp(128), range(8), epochs=20)
+    symmetry = ob.symmetry(networks[0], IMAGES[:2])
+    counts = list(range(2, len(networks) + 1))
+    curves: dict[str, list[float]] = {"as they are": [], "aligned to the first": [], "aligned to each other": []}
+    for count in counts:
+        state = ob.interpolate(networks[:count], [1 / count] * count)
+        naive = make_mlp(128)
+        naive.load_state_dict(state)
+        merged = [ob.merge(networks[:count], symmetry=symmetry, to=to) for to in ("first", "mean")]
+        for curve, model in zip(curves.values(), [naive, *merged], strict=True):
+            curve.append(round(evaluate(model)["accuracy"], 4))
+    members = [evaluate(network)["accuracy"] for network in networks]
+    figure = Figure(figsize=(6.8, 3.2), layout="constrained")
+    axes = figure.subplots()
+    looks = zip((GREY, *COLORS), ("-", "--", ":"), curves.items(), strict=False)
+    for color, style, (name, values) in looks:
+        axes.plot(counts, values, color=color, linestyle=style, marker="o", markersize=4, linewidth=1.8, label=name)
+    axes.axhspan(min(members), max(members), color=COLORS[2], alpha=0.25, linewidth=0, label="the members")
+    axes.set(xlabel="networks in the average", ylabel="test accuracy", ylim=(0, 1.02))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1), handlelength=2.6)
+    save(figure, "many")
+    return {"networks": counts, **curves, "members": [round(min(members), 4), round(max(members), 4)]}
+
+
+def draw_heads() -> Numbers:
+    """The permutation of a vision transformer's attention: heads, and the units inside each."""
+    a, b = train_networks(VisionTransformer, range(2), epochs=15, lr=2e-3)
+    symmetry = ob.symmetry(a, IMAGES[:2])
+    result = ob.align(b, to=a, symmetry=symmetry)
+    families = [group for group in symmetry.groups.values() if group.parents]
+    chosen = [symmetry.groups[families[0].parents[0]], *families]
+    figure = Figure(figsize=(8.4, 3), layout="constrained")
+    titles = ("heads", "units of queries and keys", "units of values")
+    for axes, group, title in zip(figure.subplots(1, 3), chosen, titles, strict=True):
+        plot_permutation(flat_sources(result.permutation, group), axes).set_title(title, fontsize=10)
+        for line in range(1, symmetry.sizes[group.parents[0]] if group.parents else 0):
+            axes.axhline(line * group.size - 0.5, color="#bbbbbb", linewidth=0.6)
+            axes.axvline(line * group.size - 0.5, color="#bbbbbb", linewidth=0.6)
+    save(figure, "heads")
+    paths = {"as they are": ob.linear_path(a, b, evaluate), "aligned": ob.linear_path(a, result.model, evaluate)}
+    return describe(paths)
+
+
+def draw_report() -> Numbers:
+    """The HTML report of an alignment; ``docs/gallery.md`` says how its picture is taken."""
+    a, b = train_networks(make_mlp, range(2))
+    symmetry = ob.symmetry(a, IMAGES[:2])
+    results = {name: ob.align(b, to=a, symmetry=symmetry, method=name) for name in ("weight-matching", "sinkhorn")}
+    models = {"as they are": b, **{name: result.model for name, result in results.items()}}
+    paths = {name: ob.linear_path(a, model, evaluate) for name, model in models.items()}
+    accuracies = [(f"test accuracy, {name}", f"{evaluate(model)['accuracy']:.1%}") for name, model in (("A", a), ("B", b))]
+    command = "python -m docs.make_gallery report"
+    title = "Two networks on the digits"
+    Report(title, command, symmetry, None, results["sinkhorn"], paths, accuracies).save(FOLDER / "report.html")
+    return describe(paths)
+
+
+def flat_sources(permutation: ob.Permutation, group: ob.Group) -> Tensor:
+    """Where each unit comes from, the units of a family in the order of their parents."""
+    sizes = permutation.symmetry.sizes
+    whole = Product(tuple(Factor(sizes[name], name) for name in (*group.parents, group.name)))
+    return permutation.move(torch.arange(whole.size), (whole,))
+
+
+PICTURES: dict[str, Callable[[], Numbers]] = {
+    "lines": draw_lines,
+    "plane": draw_plane,
+    "plans": draw_plans,
+    "descent": draw_descent,
+    "statistics": draw_statistics,
+    "many": draw_many,
+    "heads": draw_heads,
+    "report": draw_report,
+}
+
+
+def main() -> None:
+    """Draw those that are named, or all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", choices=[*PICTURES, []], metavar="NAME", help=", ".join(PICTURES))
+    chosen = parser.parse_args().names or list(PICTURES)
+    os.environ["SOURCE_DATE_EPOCH"] = "0"
+    torch.set_num_threads(1)  # networks this small gain nothing from threads
+    matplotlib.rcParams["svg.hashsalt"] = "onebasin"
+    file = FOLDER / "record.json"
+    record: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    for name in chosen:
+        begin = time.perf_counter()
+        numbers = PICTURES[name]()
+        record[name] = {"commit": commit, "torch": torch.__version__, "numbers": numbers}
+        print(f"{name}: {time.perf_counter() - begin:.0f} s, {json.dumps(numbers)}", flush=True)
+    file.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Pictures that live inside an HTML page: SVG in the colours of the page's theme, and small PNG of matrices."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import struct
+import zlib
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+import numpy as np
+from torch import Tensor
+
+from onebasin.plots import COLORS, GREY
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# The page defines these, once for a light and once for a dark background; black is the colour of its text.
+_VARIABLES = {color.lower(): f"var(--line-{i})" for i, color in enumerate(COLORS)}
+_VARIABLES |= {GREY: "var(--line-grey)", "#000000": "currentColor"}
+_MAX_CELLS = 64
+_SHADES = (0, 140, 200, 255)  # how opaque a cell is that holds no unit, few, some, many of its units
+
+
+def themed_svg(figure: Figure, label: str) -> str:
+    """A matplotlib figure as an ``<svg>`` element that takes its colours and its font from the page around it.
+
+    It holds no ids but those it uses itself, no style sheet (which would leak into the page) and no address. The same figure
+    gives the same text.
+
+    Args:
+        figure: what to draw; its background is left out.
+        label: what it shows, for those who cannot see it.
+    """
+    from matplotlib import rc_context
+
+    buffer = io.StringIO()
+    metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": label}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata=metadata)
+    root = ElementTree.fromstring(buffer.getvalue())
+    used = set(re.findall(r"#([\w-]+)", " ".join(v for e in root.iter() for v in e.attrib.values())))
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+        attributes = {key.rpartition("}")[2]: _recolor(value) for key, value in element.attrib.items()}
+        if attributes.get("id") not in used:
+            attributes.pop("id", None)
+        element.attrib = attributes
+        element[:] = [child for child in element if not child.tag.endswith(("style", "metadata"))]
+    root.attrib = {"class": "plot", "role": "img", "aria-label": label, "viewBox": root.attrib["viewBox"]}
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _recolor(value: str) -> str:
+    return re.sub(r"#[0-9a-f]{6}\b", lambda match: _VARIABLES.get(match[0], match[0]), value)
+
+
+def matrix_png(sources: Tensor) -> str:
+    """A permutation as a picture of its matrix, targets down and sources across: the address of a PNG, black on nothing.
+
+    Up to 64 units each entry is one pixel; beyond that a pixel is a block of entries, darker the more of its units it holds.
+
+    Args:
+        sources: where each unit comes from, (n,).
+    """
+    size = len(sources)
+    cells = min(size, _MAX_CELLS)
+    targets = np.arange(size) * cells // size
+    counts = np.zeros((cells, cells))
+    np.add.at(counts, (targets, sources.numpy() * cells // size), 1)
+    full = counts.sum(axis=1, keepdims=True)
+    shades = np.ceil(counts / full * (len(_SHADES) - 1)).astype(np.uint8)
+    return "data:image/png;base64," + base64.b64encode(_encode(shades)).decode()
+
+
+def _encode(shades: np.ndarray) -> bytes:
+    """A PNG of two bits a pixel: black, as opaque as the shade says."""
+    height, width = shades.shape
+    bits = (shades[..., None] >> np.array([1, 0], np.uint8)) & 1
+    rows = np.packbits(bits.reshape(height, -1), axis=1)
+    unfiltered = np.insert(rows, 0, 0, axis=1).tobytes()  # each row begins with the number of its filter, none
+    header = struct.pack(">IIBBBBB", width, height, 2, 3, 0, 0, 0)
+    palette = bytes(3 * len(_SHADES))
+    chunks = [(b"IHDR", header), (b"PLTE", palette), (b"tRNS", bytes(_SHADES)), (b"IDAT", zlib.compress(unfiltered, 9))]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*chunk) for chunk in [*chunks, (b"IEND", b"")])
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

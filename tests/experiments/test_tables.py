@@ -1,0 +1,107 @@
+"""Every experiment runs end to end on tiny data and draws its tables and figures from the records."""
+
+import gzip
+import hashlib
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from experiments import convergence, depth, figures, sensitivity, table1, table2
+from experiments.frame import run_experiment
+from experiments.tasks import TASKS, _read, load
+from onebasin import datasets
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Random images in place of CIFAR-10 and MNIST, and the working folder where nothing is in the way."""
+    rng = np.random.default_rng(0)
+    files: dict[str, bytes] = {}
+    for part, num in (("train", 60), ("t10k", 20)):
+        images = rng.integers(0, 256, (num, 28, 28), np.uint8)
+        header = np.array([0x0803, num, 28, 28], ">i4").tobytes()
+        files[f"MNIST/raw/{part}-images-idx3-ubyte.gz"] = gzip.compress(header + images.tobytes())
+        labels = np.array([0x0801, num], ">i4").tobytes() + (np.arange(num) % 10).astype(np.uint8).tobytes()
+        files[f"MNIST/raw/{part}-labels-idx1-ubyte.gz"] = gzip.compress(labels)
+    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
+        content = {b"data": rng.integers(0, 256, (20, 3072), np.uint8), b"labels": [i % 10 for i in range(20)]}
+        files[f"cifar-10-batches-py/{name}"] = pickle.dumps(content, 3)
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    sums = {name.removesuffix(".gz"): (hashlib.md5(content).hexdigest(),) for name, content in files.items()}
+    monkeypatch.setattr(datasets, "_MD5", sums)
+    monkeypatch.setenv("ONEBASIN_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    _read.cache_clear()
+    load.cache_clear()
+    yield tmp_path
+    _read.cache_clear()
+    load.cache_clear()
+
+
+def test_table1(tiny: Path, capsys: pytest.CaptureFixture):
+    configs = [
+        {"init": init, "hidden": 2, "method": m, "first": 0, "num": 2}
+        for init in ("Rnd", "Pol1")
+        for m in ("wm", "wm-restarts", "sinkhorn", "sinkhorn-no-polish")
+    ]
+    records = run_experiment("table1", configs, tiny / "table1.jsonl")
+    table1.draw(records, tiny)
+    assert "| Sinkhorn L2 (ours) | 2/2 |" in capsys.readouterr().out
+    assert (tiny / "table1.md").is_file()
+
+
+def test_table2(tiny: Path):
+    configs = [
+        {"task": "Pol1", "width": 10, "method": m, "num_pairs": 2, "first": 0, "num": 2, "options": {}}
+        for m in ("naive", "repair", "wm", "activation")
+    ]
+    short = {"steps": 10}
+    configs += [{**configs[0], "method": m, "options": short} for m in ("ste", "l2", "mid", "wm+rnd")]
+    records = run_experiment("table2", configs, tiny / "table2.jsonl")
+    by_method = {record["config"]["method"]: record["result"] for record in records}
+    ends = by_method["naive"]["train"]["ends"]
+    for method, result in by_method.items():
+        assert result["train"]["ends"] == pytest.approx(np.array(ends), rel=1e-3), f"{method} changed a function"
+    assert np.mean(by_method["mid"]["train"]["barrier"]) <= np.mean(by_method["naive"]["train"]["barrier"])
+    table2.draw(records, tiny)
+    assert (tiny / "table2-curves.png").stat().st_size > 10_000
+
+
+def test_classification_has_accuracy(tiny: Path):
+    config = {"task": "MNIST", "width": 8, "method": "wm", "num_pairs": 1, "first": 0, "num": 1, "options": {}}
+    result = table2.run(config, "cpu")
+    assert 0 <= result["test"]["middle_accuracy"][0] <= 1
+
+
+def test_settings_are_tried_on_other_networks_and_validation_data(tiny: Path):
+    configs = sensitivity.configs(quick=True)[:2]
+    records = run_experiment("sensitivity", configs, tiny / "sensitivity.jsonl")
+    sensitivity.draw(records, tiny)
+    assert (tiny / "sensitivity.md").read_text().count("| base") == 1
+    seen = load(TASKS["Pol3"], "train").x
+    assert not torch.equal(load(TASKS["Pol3"], "validation").x, seen)
+
+
+def test_deep_networks(tiny: Path):
+    configs = [
+        {"network": n, "pair": 0, "method": m, "epochs": 1, "num_train": 20, "steps": 1}
+        for n, m in (("resnet20", "wm"), ("vit", "naive"))
+    ]
+    records = run_experiment("depth", configs, tiny / "depth.jsonl")
+    depth.draw(records, tiny)
+    assert (tiny / "depth.md").is_file()
+
+
+def test_convergence_and_figures(tiny: Path):
+    records = run_experiment("convergence", convergence.configs(quick=True)[:1], tiny / "convergence.jsonl")
+    convergence.draw(records, tiny)
+    assert records[0]["result"]["exact"]
+    records = run_experiment("figures", [{"figure": "matrices", "seed": 0}], tiny / "figures.jsonl")
+    figures.draw(records, tiny)
+    assert records[0]["result"]["Sinkhorn L2"] == records[0]["result"]["expected"]
+    assert records[0]["result"]["weight matching"] != records[0]["result"]["expected"]
