@@ -141,6 +141,9 @@ def list_trials(quick: bool) -> list[Trial]:
         if benchmark == "cifar":
             trials += [_trial("tuned", "cifar", row, name, variants) for row, name, variants in TUNED["cifar"]]
         trials += [_trial("authors", benchmark, name, name, [variant]) for name, variant in AUTHORS[benchmark].items()]
+    # The same without a stack: seeds that share a trial must not owe their agreement to it.
+    for seed, row in itertools.product(SEEDS["mnist"], ("as the authors", "no permutation")):
+        trials.append(_trial("alone", "mnist", row, "rebasin", [{**REBASIN_MNIST, **ABLATIONS[row]}], [seed]))
     return trials + _cost_trials("mnist") + _cost_trials("cifar")
 
 

@@ -17,6 +17,7 @@ Run = dict[str, Any]
 BENCHMARKS = {"mnist": "Rotated MNIST", "cifar": "Split CIFAR-100"}
 STAGES = {
     "rebasin": "re-basin with the authors' settings, and without its parts",
+    "alone": "re-basin with the authors' settings, every seed by itself",
     "tuned": "settings chosen on validation data",
     "authors": "baselines with the authors' settings, fewer epochs",
 }
