@@ -124,8 +124,12 @@ def list_trials(quick: bool) -> list[Trial]:
     """Every trial of the experiment, the most important first."""
     if quick:
         small = {"batch_size": 500, "epochs": 1}
-        kinds = {"rebasin": [{**small, "noise": 0.1}], "replay": [{**small, "lr": lr} for lr in (0.03, 0.1)]}
-        return [_trial("tuned", "mnist", name, name, variants, [0], num_tasks=3) for name, variants in kinds.items()]
+        rows = [
+            ("re-basin", "rebasin", [{**small, "noise": 0.1}]),
+            ("10 solver steps", "rebasin", [{**small, "noise": 0.1, "solver_steps": 10}]),
+            ("replay", "replay", [{**small, "lr": lr, "first_lr": 1e-3} for lr in (0.03, 0.1)]),
+        ]
+        return [_trial("tuned", "mnist", row, name, variants, [0], num_tasks=3) for row, name, variants in rows]
     trials = [
         _trial("rebasin", "cifar", "all permuted", "rebasin", [REBASIN_CIFAR]),
         # They permuted linear layers only, and this network has no hidden one.
@@ -164,8 +168,10 @@ def _trial(
 def _cost_trials(benchmark: str) -> list[Trial]:
     size, epochs = (500, 5) if benchmark == "mnist" else (10, 1)
     variant = {"batch_size": size, "epochs": epochs, "first_epochs": 1, "replay_size": size}
-    return [
-        {**_trial("cost", benchmark, name, name, [variant], [0], num_tasks=2), "capture": capture}
-        for capture, names in ((True, ("replay", "rebasin", "finetune", "derpp", "agem")), (False, ("replay", "rebasin")))
-        for name in names
-    ]
+    names = ("replay", "rebasin", "finetune", "derpp", "agem")
+    trials = [{**_trial("cost", benchmark, name, name, [variant], [0], num_tasks=2), "capture": True} for name in names]
+    capped = _trial(
+        "cost", benchmark, "rebasin, 10 solver steps", "rebasin", [{**variant, "solver_steps": 10}], [0], num_tasks=2
+    )
+    trials.insert(2, {**capped, "capture": True})
+    return trials + [{**trial, "capture": False} for trial in trials[:3]]

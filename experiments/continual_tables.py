@@ -21,6 +21,12 @@ STAGES = {
     "tuned": "settings chosen on validation data",
     "authors": "baselines with the authors' settings, fewer epochs",
 }
+PAIRS = [
+    ("rebasin", "as the authors", "no permutation"),
+    ("rebasin", "all permuted", "as the authors"),
+    ("alone", "as the authors", "no permutation"),
+    ("tuned", "re-basin", "delta alone"),
+]
 # Accuracy in percent and forgetting, as the paper prints them.
 PAPER = {
     "mnist": {
@@ -56,9 +62,11 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
                 if rows:
                     hidden = f", {layers} hidden layer{'s' if layers > 1 else ''}" if benchmark == "mnist" else ""
                     parts += [f"## {title}{hidden}: {about}", _table(rows, benchmark)]
+        parts += _permutation_table(good, benchmark, title)
         parts += _tuning_table(good, benchmark, title) + _cost_table(good, benchmark, title)
     seconds = sum(record["seconds"] for record in good)
     parts.append(f"{len(good)} trials, {seconds:.0f} s in all, several of them at a time; {_describe_machines(good)}.")
+    parts += sorted({record["note"] for record in good if "note" in record})
     text = "\n\n".join(parts) + "\n"
     print(text)
     folder.mkdir(parents=True, exist_ok=True)
@@ -90,14 +98,42 @@ def scores(runs: Iterable[Run]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return accuracy, forgetting, drop
 
 
-def compare(ours: dict[int, Run], theirs: dict[int, Run]) -> tuple[float, float, float]:
-    """The mean difference in accuracy over the seeds both have, its standard error, and the p-value of a paired t-test."""
+def compare(ours: dict[int, Run], theirs: dict[int, Run], num_tasks: int | None = None) -> tuple[float, float, float]:
+    """The mean difference in accuracy over the seeds both have, its standard error, and the p-value of a paired t-test.
+
+    Args:
+        ours: runs by seed.
+        theirs: likewise.
+        num_tasks: look at the network after so many tasks; at the last one if None.
+    """
     seeds = sorted(ours.keys() & theirs.keys())
-    difference = scores(ours[s] for s in seeds)[0] - scores(theirs[s] for s in seeds)[0]
+    first, second = (
+        scores({**runs[seed], "rows": runs[seed]["rows"][:num_tasks]} for seed in seeds)[0] for runs in (ours, theirs)
+    )
+    difference = first - second
     if len(seeds) < 2 or not difference.std():
         return float(difference.mean()), 0.0, 1.0
     error = difference.std(ddof=1) / len(seeds) ** 0.5
     return float(difference.mean()), float(error), float(stats.ttest_1samp(difference, 0.0).pvalue)
+
+
+def _permutation_table(records: list[dict[str, Any]], benchmark: str, title: str) -> list[str]:
+    """What the permutation does to the accuracy, over the stream."""
+    lines, header = [], []
+    for stage, with_it, without in PAIRS:
+        for layers in (1, 2):
+            rows = collect(records, stage, benchmark, layers)
+            if with_it not in rows or without not in rows:
+                continue
+            last = len(next(iter(rows[with_it].values()))["rows"])
+            places = [*range(5, last, 5), last]
+            header = ["", *(f"after {place} tasks" for place in places)]
+            cells = [f"{stage}, {layers} hidden, {len(rows[with_it])} seeds"]
+            for place in places:
+                mean, error, p_value = compare(rows[with_it], rows[without], place)
+                cells.append(f"{mean:+.2f} ± {error:.2f} ({p_value:.2g})")
+            lines.append(cells)
+    return [f"## {title}: accuracy with the permutation minus without it (p)", markdown(header, lines)] if lines else []
 
 
 def _table(rows: dict[str, dict[int, Run]], benchmark: str) -> str:
@@ -131,9 +167,10 @@ def _tuning_table(records: list[dict[str, Any]], benchmark: str, title: str) -> 
                 matrix = AccuracyMatrix(run["rows"])
                 own = {key: value for key, value in run["variant"].items() if str((key, value)) not in common}
                 numbers = [f"{100 * matrix.average:.2f}", f"{matrix.forgetting:.3f}"]
-                lines.append([config["row"], f"`{json.dumps(own)}`", *numbers])
-    header = ["", "setting", "accuracy %", "forgetting"]
-    return [f"## {title}: grids on validation data, the first of each was chosen", markdown(header, lines)] if lines else []
+                chosen = "yes" if run["variant"] == record["result"]["runs"][0]["variant"] else ""
+                lines.append([config["row"], f"`{json.dumps(own)}`", *numbers, chosen])
+    header = ["", "setting", "accuracy %", "forgetting", "chosen"]
+    return [f"## {title}: grids on validation data", markdown(header, lines)] if lines else []
 
 
 def _cost_table(records: list[dict[str, Any]], benchmark: str, title: str) -> list[str]:
@@ -182,6 +219,7 @@ def _draw_curves(records: list[dict[str, Any]], folder: Path) -> None:
     """For each benchmark, the mean accuracy of the tasks so far over time, a line a strategy."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
 
         from onebasin.plots import COLORS
     except ImportError:
@@ -193,13 +231,15 @@ def _draw_curves(records: list[dict[str, Any]], folder: Path) -> None:
             continue
         figure = Figure(figsize=(6.4, 3.6), layout="constrained")
         ax = figure.subplots()
-        for number, (row, found) in enumerate(rows.items()):
+        best_first = sorted(rows.items(), key=lambda item: -float(scores(item[1].values())[0].mean()))
+        for number, (row, found) in enumerate(best_first):
             means = np.array([[100 * np.mean(line) for line in run["rows"]] for run in found.values()])
             steps, middle, spread = np.arange(1, means.shape[1] + 1), means.mean(0), means.std(0)
             color, style = COLORS[number % len(COLORS)], "-" if number < len(COLORS) else "--"
             ax.plot(steps, middle, style, color=color, label=row, linewidth=2 if row == "re-basin" else 1.2)
             ax.fill_between(steps, middle - spread, middle + spread, color=color, alpha=0.15, linewidth=0)
         ax.set(xlabel="tasks learnt", ylabel="mean accuracy of the tasks so far, %", title=title)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.spines[["top", "right"]].set_visible(False)
         ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
         figure.savefig(folder / f"continual-{benchmark}.svg")

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from experiments.continual_networks import StackedMLP, make_mlp
 
+from experiments.continual_networks import StackedMLP, make_mlp
 from onebasin import continual
 from onebasin.continual.memory import Memory
 from onebasin.continual.samples import Feed, Samples
