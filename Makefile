@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: install demo test check bench docs coverage avalanche clean
+.PHONY: install demo test check bench docs coverage avalanche mergekit clean
 
 install: .venv/installed
 
@@ -53,5 +53,16 @@ avalanche: .venv-avalanche/installed
 	.venv-avalanche/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[avalanche,files]' pytest
 	touch $@
 
+# Likewise: mergekit, which our folders should go straight into, and PEFT, which it brings along.
+mergekit: .venv-mergekit/installed
+	.venv-mergekit/bin/python -m benchmarks.peer_mergekit .venv-mergekit/bin/mergekit-yaml --out results/mergekit.json
+	.venv-mergekit/bin/python -m pytest tests/checkpoints/test_peft.py
+
+.venv-mergekit/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-mergekit
+	.venv-mergekit/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	.venv-mergekit/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt mergekit pytest -e '.[cli]'
+	touch $@
+
 clean:
-	rm -rf .venv .venv-coverage .venv-avalanche
+	rm -rf .venv .venv-coverage .venv-avalanche .venv-mergekit

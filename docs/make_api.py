@@ -28,6 +28,13 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
         "onebasin.plots": ["plot_path", "plot_paths", "plot_history", "plot_permutation", "plot_plane", "plot_accuracies"],
         "onebasin.report": ["Report", "render"],
     },
+    "Checkpoints": {
+        "onebasin.checkpoints": [
+            *("open_checkpoint", "open_models", "write_checkpoint", "find_architecture", "fit_names"),
+            *("move_adapter", "move_optimizer"),
+        ],
+        "onebasin.lazy": ["LazyState"],
+    },
     "Data": {"onebasin.datasets": ["digits", "mnist", "cifar10", "cifar100"]},
     "Continual learning": {
         "onebasin.continual": [

@@ -27,6 +27,7 @@ METHODS = {
     "wm-restarts": "weight matching, restarts for as long as ours takes",
     "sinkhorn": "Sinkhorn L2 (ours)",
     "sinkhorn-no-polish": "Sinkhorn L2 (ours), without polish",
+    "sinkhorn-restarts": "Sinkhorn L2 (ours), up to 5 restarts",
     "sinkhorn-unrolled": "Sinkhorn L2 (ours), without polish, unrolled gradient",
     "authors": "Sinkhorn L2 (authors' package)",
 }
@@ -100,6 +101,7 @@ def _solve(method: str, model: nn.Module, copy: Any, target: Any, symmetry: ob.S
         "wm": {"method": "weight-matching"},
         "sinkhorn": {},
         "sinkhorn-no-polish": {"polish": False},
+        "sinkhorn-restarts": {"restarts": 5},
         "sinkhorn-unrolled": {"polish": False, "gradient": "unrolled"},
     }[method]
     result = ob.align(copy, to=target, symmetry=symmetry, seed=seed, **options)

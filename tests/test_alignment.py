@@ -153,6 +153,17 @@ def test_seeds_callbacks_and_options():
     assert restarted.cost == 0.0
 
 
+def test_restarts_end_when_nothing_can_cost_less():
+    model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2))
+    symmetry = ob.symmetry(model, torch.zeros(1, 3))
+    twin = symmetry.random(torch.Generator().manual_seed(0)).apply(model)
+    once, entries = [], []
+    ob.align(twin, to=model.state_dict(), symmetry=symmetry, callback=once.append)
+    found = ob.align(twin, to=model.state_dict(), symmetry=symmetry, restarts=5, callback=entries.append)
+    assert found.cost == 0
+    assert len(entries) == len(once)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_models_may_differ_in_type(dtype):
     model = mlp().to(torch.bfloat16).float()  # so that the copy is exact in every type

@@ -6,7 +6,7 @@ from pathlib import Path
 import onebasin
 
 ORDER = [
-    "layout", "files", "state", "gather", "structure", "permutation", "table",
+    "layout", "files", "state", "lazy", "gather", "structure", "permutation", "table",
     "tracing.terms", "tracing.unification", "tracing.scopes", "tracing.graph", "tracing.walk",
     "tracing.rules.contraction", "tracing.rules.convolution", "tracing.rules.normalization", "tracing.rules.elementwise",
     "tracing.rules.reduction", "tracing.rules.rearrangement", "tracing.rules.indexing",
@@ -15,14 +15,17 @@ ORDER = [
     "operator.rounds", "operator.adjoint", "operator.kernels", "operator.kernels.single", "operator.kernels.team",
     "operator.launching", "operator.implicit", "operator.unrolled", "operator.entry", "operator",
     "assignment", "hardening", "network", "objectives",
-    "interpolation", "batches", "calibration", "connectivity", "plots", "pictures", "datasets",
+    "interpolation", "batches", "calibration", "connectivity", "evaluation", "plots", "pictures", "datasets",
     "matching.problem", "matching.scores", "matching.weights", "matching.sinkhorn", "matching.straight_through",
     "matching.activations", "matching", "alignment", "merging", "report",
     "continual.metrics", "continual.samples", "continual.stepping", "continual.memory", "continual.streams",
     "continual.strategy", "continual.evaluation", "continual.finetune", "continual.replay", "continual.ewc", "continual.lwf",
     "continual.agem", "continual.derpp", "continual.joint", "continual.halfway", "continual.rebasin",
     "continual.avalanche", "continual",
-    "", "demo",
+    "checkpoints.reading", "checkpoints.naming", "checkpoints.writing", "checkpoints.attachments", "checkpoints.applying",
+    "checkpoints.architectures", "checkpoints.opening", "checkpoints", "", "demo",
+    "cli.console", "cli.options", "cli.tasks", "cli.align", "cli.merge", "cli.apply", "cli.inspect", "cli.barrier",
+    "cli.verify", "cli.demo", "cli.app", "cli", "__main__",
 ]  # fmt: skip
 ROOT = Path(onebasin.__file__).parent
 

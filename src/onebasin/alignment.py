@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 
 from onebasin.batches import check_rereadable
 from onebasin.hardening import plan_shape
+from onebasin.lazy import LazyState, make_lazy, open_state
 from onebasin.matching import METHODS, Found, Problem
 from onebasin.objectives import WeightDistance, parameter_keys
 from onebasin.permutation import Permutation
@@ -30,7 +31,7 @@ class Alignment:
     """What `align` found.
 
     Attributes:
-        model: a copy of the model, permuted (of a state dict, the permuted state dict).
+        model: a copy of the model, permuted (of a state dict, the permuted state dict; of a lazy state, a lazy one).
         permutation: what was done to it.
         cost: the objective of the permuted model beside the target.
         start_cost: the objective before.
@@ -71,12 +72,14 @@ def align(
     restarts: int = 0,
     progress: bool = False,
     callback: Callable[[dict[str, Any]], None] | None = None,
+    track: Callable[[str, int, int], None] | None = None,
     **options: Any,
 ) -> Alignment:
     """Permute a model's hidden units so that it costs least beside another one.
 
     Args:
-        model: the model to permute; it is left untouched.
+        model: the model to permute; it is left untouched. Lazy states, such as checkpoints, are read tensor by tensor if the
+            method is "weight-matching" and the objective `WeightDistance`, and are loaded otherwise.
         to: the model to align it to, of the same architecture. Their types and devices may differ.
         example_inputs: to trace the symmetry with; not needed if `symmetry` is given.
         symmetry: from `onebasin.symmetry` or `Symmetry.from_axes`.
@@ -87,9 +90,10 @@ def align(
         init: start from this permutation, or from what another method finds; the result costs no more than that.
         groups: decide only the groups whose names match one of these (shell patterns); the others stay as they are.
         seed: for everything random.
-        restarts: further runs, each from a random permutation; the best result is kept.
+        restarts: further runs, each from a random permutation, until none can cost less; the best result is kept.
         progress: show a progress line.
         callback: called with every entry of the history.
+        track: called during the work with what is being done, how much of it is done, and how much there is.
         **options: of the method; see `onebasin.matching`.
 
     Raises:
@@ -106,13 +110,15 @@ def align(
     begin = time.perf_counter()
     objective = WeightDistance() if objective is None else objective
     data = getattr(objective, "data", None) if data is None else data
+    if not (method == "weight-matching" and isinstance(objective, WeightDistance)):
+        model, to = (m.load() if isinstance(m, LazyState) else m for m in (model, to))
     _check_arguments(model, to, method, objective, data, options)
     symmetry = _find_symmetry(model, example_inputs, symmetry)
     chosen = symmetry.restrict(groups)
 
     def run(other: str) -> Permutation:
         return align(
-            model, to, None, symmetry, other, objective, data, None, groups, seed, 0, progress, callback
+            model, to, None, symmetry, other, objective, data, None, groups, seed, 0, progress, callback, track
         ).permutation
 
     first = _initial(init, symmetry, run)
@@ -123,6 +129,7 @@ def align(
     report = _reporter(progress, callback)
     for attempt, start in enumerate([first, *random]):
         problem = _problem(model, to, chosen, start, objective, data, seed + attempt, report)
+        problem = problem if track is None else replace(problem, track=track)
         if attempt == 0:
             start_cost = problem.cost(chosen.identity())
             if method == "sinkhorn":
@@ -138,6 +145,8 @@ def align(
             found = replace(found, permutation=chosen.identity(), cost=start_cost)
         if best is None or found.cost < best[0].cost:
             best = found, start
+        if found.cost <= getattr(objective, "floor", -math.inf):
+            break  # nothing costs less
     assert best is not None
     found, start = best
     permutation = Permutation(symmetry, {**symmetry.identity().indices, **found.permutation.indices}) @ start
@@ -172,7 +181,7 @@ def _check_arguments(model: Any, to: Any, method: str, objective: Any, data: Any
     for name in options:
         if name not in known:
             raise TypeError(f"{method!r} has no option {name!r}; it has {', '.join(known)}")
-    check_same_architecture(read_state(model), read_state(to))
+    check_same_architecture(open_state(model), open_state(to))
     if getattr(objective, "needs_data", False) and data is None:
         raise ValueError(f"{type(objective).__name__} needs data: give data=, an iterable of (inputs, target) batches")
     if method == "activation-matching" and (data is None or not isinstance(model, nn.Module)):
@@ -192,7 +201,7 @@ def _reporter(progress: bool, callback: Callable[[dict[str, Any]], None] | None)
     return report
 
 
-def check_same_architecture(source: State, target: State) -> None:
+def check_same_architecture(source: Mapping[str, Any], target: Mapping[str, Any]) -> None:
     """Refuse states that differ in keys or shapes, or hold NaN, naming the first difference."""
     for key in target:
         if key not in source:
@@ -206,11 +215,10 @@ def check_same_architecture(source: State, target: State) -> None:
             )
         if not isinstance(value, Tensor):
             continue
-        if value.shape != target[key].shape:
-            raise ValueError(
-                f"{key!r} has shape {tuple(value.shape)} in one model and {tuple(target[key].shape)} in the other"
-            )
-        for which, tensor in (("to permute", value), ("to align to", target[key])):
+        theirs = target[key]
+        if value.shape != theirs.shape:
+            raise ValueError(f"{key!r} has shape {tuple(value.shape)} in one model and {tuple(theirs.shape)} in the other")
+        for which, tensor in (("to permute", value), ("to align to", theirs)):
             if tensor.is_meta:
                 raise ValueError(f"the model {which} is on the meta device: it has no values to align")
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
@@ -247,6 +255,8 @@ def _problem(
     seed: int,
     report: Callable[[dict[str, Any]], None],
 ) -> Problem:
+    if isinstance(model, LazyState) or isinstance(to, LazyState):
+        return _lazy_problem(make_lazy(model), make_lazy(to), symmetry, first, objective, seed, report)
     target = read_state(to)
     source = first.apply(model)
     keys = tuple(parameter_keys(model))
@@ -268,6 +278,26 @@ def _problem(
     bound = objective.bind(module if module is not None else source) if hasattr(objective, "bind") else objective
     batches = None if data is None else _Moved(data, device, dtype)
     return Problem(symmetry, convert(source), convert(target), keys, bound, batches, module, seed, report)
+
+
+def _lazy_problem(
+    model: LazyState,
+    to: LazyState,
+    symmetry: Symmetry,
+    first: Permutation,
+    objective: WeightDistance,
+    seed: int,
+    report: Callable[[dict[str, Any]], None],
+) -> Problem:
+    repeated = {key for tied in symmetry.ties for key in [k for k in tied if k in to][1:]}
+    keys = tuple(key for key in parameter_keys(to) if key not in repeated)
+    if not keys:
+        raise ValueError("the model has no floating parameters to align")
+    types = [state.shapes[key].dtype for state in (model, to) for key in keys]
+    dtype = torch.float64 if torch.float64 in types else torch.float32
+    source, target = (state.to(to.device, dtype) for state in (first.apply(model), to))
+    bound = objective if objective.keys is not None else replace(objective, keys=keys)
+    return Problem(symmetry, source, target, keys, bound, seed=seed, report=report)
 
 
 @dataclass(frozen=True)

@@ -42,20 +42,24 @@ def run_batches(model: nn.Module, data: Iterable[Any]) -> None:
 
 
 def _call(model: nn.Module, batch: Any) -> None:
-    """A batch is inputs, or a pair (inputs, target); inputs are a tensor, a tuple of arguments, or a dict of keywords."""
+    """A batch is inputs, or a pair (inputs, target)."""
     inputs = batch
     if isinstance(batch, tuple | list):
         if len(batch) not in (1, 2):
             raise TypeError(f"a batch is inputs, or a pair (inputs, target); got a {type(batch).__name__} of {len(batch)}")
         inputs = batch[0]
+    call_model(model, inputs)
+
+
+def call_model(model: nn.Module, inputs: Any) -> Any:
+    """The output for inputs that are a tensor, a tuple of arguments, or a dict of keywords; they are moved to the model."""
     device = next((p.device for p in model.parameters()), None)
 
     def move(value: Any) -> Any:
         return value.to(device) if isinstance(value, Tensor) else value
 
     if isinstance(inputs, Mapping):
-        model(**{name: move(value) for name, value in inputs.items()})
-    elif isinstance(inputs, tuple | list):
-        model(*(move(value) for value in inputs))
-    else:
-        model(move(inputs))
+        return model(**{name: move(value) for name, value in inputs.items()})
+    if isinstance(inputs, tuple | list):
+        return model(*(move(value) for value in inputs))
+    return model(move(inputs))

@@ -6,6 +6,7 @@ how far the weights are apart, how high the barrier of the loss is on the line, 
 
 import argparse
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -70,12 +71,12 @@ def show_symmetry() -> None:
     )
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run the demo."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("demo-output"), help="folder for the pictures")
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     begin = time.perf_counter()
     torch.set_num_threads(1)  # networks this small gain nothing from threads, and lose much where the cores are shared
     show_symmetry()

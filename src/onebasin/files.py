@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,29 +11,68 @@ from typing import Any
 from torch import Tensor
 
 
+def check_writable(target: Path, force: bool = False, folder: bool = False) -> None:
+    """Refuse a place where a file, or a folder, must not or cannot be written.
+
+    Raises:
+        ValueError: if it exists and `force` is not given, is of the other kind, or there is no folder for it to lie in.
+    """
+    if folder and target.exists() and not target.is_dir():
+        raise ValueError(f"{target} is a file; give the name of a folder")
+    if not folder and target.is_dir():
+        raise ValueError(f"{target} is a folder; give the name of a file")
+    parent = target.absolute().parent
+    if not parent.is_dir():
+        raise ValueError(f"the folder {target.parent} does not exist")
+    if not os.access(parent, os.W_OK):
+        raise ValueError(f"the folder {target.parent} cannot be written to")
+    if target.exists() and not force:
+        raise ValueError(f"{target} exists already: it is replaced only by force (--force)")
+
+
 def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], None]) -> None:
     """Call `write` on a temporary file beside `path`, then rename it: a killed run leaves no half file."""
     target = Path(path)
-    if target.is_dir():
-        raise ValueError(f"{target} is a folder; give the name of a file")
-    if not target.parent.is_dir():
-        raise ValueError(f"the folder {target.parent} does not exist")
+    check_writable(target, force=True)
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
     os.close(handle)
     temporary = Path(name)
     try:
         write(temporary)
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # mkstemp makes files that only their owner can read
+        temporary.chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner can read
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
 
 
+def write_folder_atomically(path: str | os.PathLike[str], write: Callable[[Path], None], force: bool = False) -> None:
+    """Call `write` on a temporary folder beside `path`, then rename it; with `force` it takes the place of one there."""
+    target = Path(path)
+    check_writable(target, force, folder=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+    aside = temporary.with_suffix(".old")
+    try:
+        write(temporary)
+        temporary.chmod(0o777 & ~_umask())
+        if target.exists():
+            target.rename(aside)
+        temporary.rename(target)
+    finally:
+        if aside.exists() and not target.exists():  # stopped between the two: what was there goes back
+            aside.rename(target)
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
+
+
 def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
     """Write tensors and a JSON header into one safetensors file."""
-    safetensors = _safetensors()
+    safetensors = import_safetensors()
     metadata = {key: json.dumps(value) for key, value in header.items()}
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     write_atomically(path, lambda file: safetensors.torch.save_file(plain, file, metadata=metadata))
@@ -47,7 +87,7 @@ def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}")
-    safetensors = _safetensors()
+    safetensors = import_safetensors()
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -60,7 +100,8 @@ def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
         raise ValueError(f"the header of {path} was not written by onebasin: {error}") from error
 
 
-def _safetensors() -> Any:
+def import_safetensors() -> Any:
+    """The safetensors library, or an error that names the extra."""
     try:
         import safetensors.torch
     except ImportError as error:

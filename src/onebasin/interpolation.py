@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from onebasin.lazy import LazyState, make_lazy
 from onebasin.state import State, check_ties, read_state
 
 
-def interpolate(states: Sequence[nn.Module | Mapping[str, Any]], weights: Sequence[float]) -> State:
+def interpolate(states: Sequence[nn.Module | Mapping[str, Any]], weights: Sequence[float]) -> State | LazyState:
     """The weighted sum of the floating tensors of several states; everything else is the first one's.
 
     Sums are taken in float32 or wider and cast to the first state's dtype, on its device. A state of weight zero is not
@@ -23,7 +24,8 @@ def interpolate(states: Sequence[nn.Module | Mapping[str, Any]], weights: Sequen
         weights: one number for each.
 
     Returns:
-        A new state. Keys that are one tensor in a state are one tensor here.
+        A new state. Keys that are one tensor in a state are one tensor here. If one of the states is lazy, so is the result:
+        a tensor is mixed when it is read.
 
     Raises:
         ValueError: if keys, shapes or kinds of dtype differ (naming the first difference), or if a weight is not finite.
@@ -36,12 +38,21 @@ def interpolate(states: Sequence[nn.Module | Mapping[str, Any]], weights: Sequen
     if not all(math.isfinite(weight) for weight in weights):
         raise ValueError(f"weights must be finite numbers, got {list(weights)}")
     weights = [float(weight) for weight in weights]
+    if any(isinstance(state, LazyState) for state in states):
+        return _interpolate_lazily([make_lazy(state) for state in states], weights)
     first, *others = read_alike(states)
     results: dict[int, Any] = {}
     for key, value in first.items():
         if id(value) not in results:
             results[id(value)] = _mix([value, *(other[key] for other in others)], weights)
     return {key: results[id(value)] for key, value in first.items()}
+
+
+def _interpolate_lazily(states: list[LazyState], weights: list[float]) -> LazyState:
+    first, *others = states
+    for number, other in enumerate(others, start=2):
+        _check_alike(first.shapes, other.shapes, f"model {number}")
+    return first.map(lambda key, value: _mix([value, *(other[key] for other in others)], weights))
 
 
 def read_alike(models: Sequence[nn.Module | Mapping[str, Any]]) -> list[State]:
@@ -105,7 +116,7 @@ def _find_ties(state: State) -> list[tuple[str, ...]]:
     return [tuple(group) for group in keys.values() if len(group) > 1]
 
 
-def _check_alike(first: State, other: State, name: str) -> None:
+def _check_alike(first: Mapping[str, Any], other: Mapping[str, Any], name: str) -> None:
     for key in first:
         if key not in other:
             raise ValueError(f"{name} has no {key!r}, which the first has: they are not of one architecture")

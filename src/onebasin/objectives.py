@@ -14,6 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from onebasin.lazy import LazyState
+
 Params = Mapping[str, Any]
 Loss = Callable[[Any, Any], Tensor]
 
@@ -24,7 +26,7 @@ def parameter_keys(model: nn.Module | Params) -> list[str]:
         return [key for key, value in model.named_parameters() if value.is_floating_point()]
     seen: set[int] = set()
     keys = []
-    for key, value in model.items():
+    for key, value in (model.shapes if isinstance(model, LazyState) else model).items():
         statistic = key.rpartition(".")[2] in ("running_mean", "running_var")
         if isinstance(value, Tensor) and value.is_floating_point() and not statistic and id(value) not in seen:
             seen.add(id(value))
@@ -61,16 +63,15 @@ class WeightDistance:
     def __call__(self, params: Params, target: Params, batch: Any = None) -> Tensor:
         """The distance; `batch` is not used."""
         keys = parameter_keys(target) if self.keys is None else self.keys
-        pairs = [(params[key], target[key]) for key in keys]
+        pairs = ((params[key], target[key]) for key in keys)  # a pair at a time: they may come from disk
         if self.kind == "l2":
             return _total((a - b).square().sum() for a, b in pairs)
         if self.kind == "l1":
             return _total((a - b).abs().sum() for a, b in pairs)
-        inner = _total((a * b).sum() for a, b in pairs)
         if self.kind == "inner":
-            return -inner
-        lengths = [_total(pair[i].square().sum() for pair in pairs).sqrt() for i in (0, 1)]
-        return 1 - inner / (lengths[0] * lengths[1])
+            return -_total((a * b).sum() for a, b in pairs)
+        sums = torch.stack([torch.stack([(a * b).sum(), a.square().sum(), b.square().sum()]) for a, b in pairs]).sum(0)
+        return 1 - sums[0] / (sums[1].sqrt() * sums[2].sqrt())
 
 
 def _total(terms: Iterable[Tensor]) -> Tensor:

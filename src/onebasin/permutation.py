@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from onebasin.files import load_tensors, save_tensors
 from onebasin.gather import gather
 from onebasin.layout import Cache, Layout, gather_indices, parse, write
+from onebasin.lazy import LazyState
 from onebasin.state import State, read_state
 from onebasin.structure import Group, Symmetry
 
@@ -38,6 +39,8 @@ class Permutation:
                 raise ValueError(f"the symmetry has no group {name!r}")
         self.symmetry = symmetry
         self.indices = {name: indices[name].detach().cpu().long() for name in symmetry.groups}
+        # A tensor whose groups all stay is not copied, and one of which a single axis moves is moved in whole rows.
+        self._moving = {name: index for name, index in self.indices.items() if not torch.equal(index, _identity_like(index))}
         self._cache: Cache = {}
 
     def __getitem__(self, group: str) -> Tensor:
@@ -51,7 +54,7 @@ class Permutation:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        moved = sum(int((index != torch.arange(index.shape[-1])).sum()) for index in self.indices.values())
+        moved = sum(int((index != _identity_like(index)).sum()) for index in self._moving.values())
         return f"Permutation({len(self.indices)} groups, {moved} of {self.num_units} units moved)"
 
     @property
@@ -98,11 +101,24 @@ class Permutation:
             indices[name] = back
         return Permutation(self.symmetry, indices)
 
-    def apply(self, model: nn.Module | Mapping[str, Any]) -> State:
+    @property
+    def is_identity(self) -> bool:
+        """Whether it moves nothing."""
+        return not self._moving
+
+    @overload
+    def apply(self, model: LazyState) -> LazyState: ...  # pyright: ignore[reportOverlappingOverload]
+    @overload
+    def apply(self, model: nn.Module | Mapping[str, Any]) -> State: ...
+    def apply(self, model: nn.Module | Mapping[str, Any]) -> State | LazyState:
         """The permuted state of a model or state dict: a new dict, the input untouched.
 
-        Tensors that do not move are the input's own, not copies. Tied keys stay one tensor.
+        Tensors that do not move are the input's own, not copies. Tied keys stay one tensor. Of a lazy state the result is
+        lazy: each tensor is permuted when it is read.
         """
+        if isinstance(model, LazyState):
+            self.symmetry.bind(model)
+            return model.map(lambda key, value: self.move(value, self.symmetry.layouts[key]))
         state = read_state(model)
         self.symmetry.bind(state)
         done: dict[int, Tensor] = {}
@@ -121,7 +137,7 @@ class Permutation:
 
     def move(self, value: Tensor, layout: Layout) -> Tensor:
         """One tensor of a given layout, permuted; the tensor itself if nothing in it moves."""
-        return gather(value, gather_indices(layout, self.indices, self.symmetry.parents, value.device, self._cache))
+        return gather(value, gather_indices(layout, self._moving, self.symmetry.parents, value.device, self._cache))
 
     def apply_optimizer(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
         """The optimiser's state dict with every moment moved along with its parameter, for ``load_state_dict``.
@@ -207,3 +223,7 @@ class Permutation:
             return cls(symmetry, tensors)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{path} is not a onebasin permutation: {error}") from error
+
+
+def _identity_like(index: Tensor) -> Tensor:
+    return torch.arange(index.shape[-1], device=index.device).expand(index.shape)

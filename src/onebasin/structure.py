@@ -21,6 +21,7 @@ from onebasin.layout import (
     parse,
     write,
 )
+from onebasin.lazy import LazyState
 from onebasin.state import check_ties, find_ties, read_state
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class Symmetry:
         Raises:
             ValueError: naming the first difference.
         """
-        state = read_state(model)
+        state = model.shapes if isinstance(model, LazyState) else read_state(model)
         tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
         if not all(self.sizes.values()):
             ties = find_ties(model) if isinstance(model, nn.Module) else ()
@@ -173,7 +174,7 @@ class Symmetry:
         for key in tensors:
             if key not in self.layouts:
                 raise ValueError(f"the state has {key!r}, which the symmetry does not know")
-        check_ties(tensors, self.ties)
+        check_ties(model if isinstance(model, LazyState) else tensors, self.ties)
         return self
 
     def _fit(self, tensors: Mapping[str, Tensor], ties: tuple[tuple[str, ...], ...]) -> Symmetry:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from onebasin.layout import Factor, factors, write
-from onebasin.structure import Symmetry
+from onebasin.structure import Group, Symmetry
 
 _SHOWN = 3
 
@@ -27,6 +29,42 @@ def describe(symmetry: Symmetry) -> str:
     if symmetry.unreached:
         lines += ["", f"never used by these calls, left alone: {_shorten(symmetry.unreached)}"]
     return "\n".join(lines)
+
+
+def summarise(symmetry: Symmetry) -> list[tuple[str, int, Group, list[str]]]:
+    """Groups that differ in nothing but the numbers of their layers as one row: name, how many, one of them, its axes.
+
+    Such numbers are written ``*``. Axes are key[axis], without the patterns that `places` has.
+    """
+    alike: dict[Any, list[str]] = {}
+    for name, group in symmetry.groups.items():
+        axes = merge_layers(place.partition(" as ")[0] for place in places(symmetry, name))
+        alike.setdefault((_star(name), group.size, *(tuple(map(_star, x)) for x in (group.parents, axes))), []).append(name)
+    return [
+        (star if len(names) > 1 else names[0], len(names), symmetry.groups[names[0]], list(axes))
+        for (star, _, _, axes), names in alike.items()
+    ]
+
+
+def merge_layers(entries: Iterable[str]) -> list[str]:
+    """Entries that differ in nothing but the numbers of their layers as one, with their count.
+
+    >>> merge_layers(["h.0.fc.weight[0]", "h.1.fc.weight[0]", "head.weight[1]"])
+    ['h.*.fc.weight[0] x2', 'head.weight[1]']
+    """
+    found: dict[str, list[str]] = {}
+    for entry in entries:
+        found.setdefault(_star(entry), []).append(entry)
+    return [f"{star} x{len(alike)}" if len(alike) > 1 else alike[0] for star, alike in found.items()]
+
+
+def _star(name: str) -> str:
+    """A name without the number of its layer: the first one in it, as further numbers are places inside a layer.
+
+    >>> _star("model.layers.12.mlp.0.weight[0]")
+    'model.layers.*.mlp.0.weight[0]'
+    """
+    return name if "*" in name else re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name, count=1)
 
 
 def pin_reasons(symmetry: Symmetry, modules: bool = True) -> dict[str, list[str]]:

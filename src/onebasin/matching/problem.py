@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from onebasin.lazy import LazyState
 from onebasin.permutation import Permutation
 from onebasin.state import State
 from onebasin.structure import Symmetry
@@ -24,7 +25,7 @@ class Problem:
 
     Attributes:
         symmetry: its groups are the ones to decide.
-        source: the tensors to permute, in the computing type, on the computing device.
+        source: the tensors to permute, in the computing type, on the computing device; both or neither are lazy.
         target: the tensors they are to match.
         keys: the parameters, each tied tensor once.
         objective: bound to the architecture.
@@ -32,29 +33,31 @@ class Problem:
         model: the architecture, for methods that look at activations.
         seed: for everything random.
         report: called with every entry of the history.
+        track: called within a sweep or a descent with what is being done, how much of it is done, and how much there is.
         num_judged: batches that a hard permutation is judged on.
     """
 
     symmetry: Symmetry
-    source: State
-    target: State
+    source: State | LazyState
+    target: State | LazyState
     keys: tuple[str, ...]
     objective: Objective
     batches: Iterable[Any] | None = None
     model: nn.Module | None = None
     seed: int = 0
     report: Callable[[dict[str, Any]], None] = field(default=lambda entry: None)
+    track: Callable[[str, int, int], None] = field(default=lambda what, done, total: None)
     num_judged: int = 4
 
     @property
     def device(self) -> torch.device:
         """Where to compute."""
-        return self.target[self.keys[0]].device
+        return self.target.device if isinstance(self.target, LazyState) else self.target[self.keys[0]].device
 
     @property
     def dtype(self) -> torch.dtype:
         """What to compute in."""
-        return self.target[self.keys[0]].dtype
+        return (self.target.shapes if isinstance(self.target, LazyState) else self.target)[self.keys[0]].dtype
 
     def fresh(self, params: Mapping[str, Any]) -> State:
         """The same parameters with buffers of their own: a batch norm in train mode writes into its statistics."""
@@ -74,8 +77,10 @@ class Problem:
             if empty:
                 raise ValueError("the data has no batches (an iterator can be read once only: give a list or a loader)")
 
-    def permuted(self, permutation: Permutation) -> State:
+    def permuted(self, permutation: Permutation) -> State | LazyState:
         """The source, permuted hard; only tensors that move are new."""
+        if isinstance(self.source, LazyState):
+            return self.source.map(lambda key, value: permutation.move(value, self.symmetry.layouts[key]))
         result = dict(self.source)
         for key, layout in self.symmetry.layouts.items():
             if isinstance(self.source.get(key), Tensor):
@@ -86,11 +91,19 @@ class Problem:
                     result[key] = result[tied[0]]
         return result
 
+    def advance(
+        self, current: State | LazyState, update: Permutation, total: Permutation, keys: Iterable[str]
+    ) -> State | LazyState:
+        """The source permuted by `total`, given as it is `current`ly and by the `update` that moves only `keys`."""
+        if isinstance(current, LazyState):  # what was moved before is nowhere kept
+            return self.permuted(total)
+        return {**current, **{key: update.move(current[key], self.symmetry.layouts[key]) for key in keys}}
+
     def cost(self, permutation: Permutation) -> float:
         """The cost of a hard permutation: on the first batches, at fixed points of the line."""
         return self.cost_of(self.permuted(permutation))
 
-    def cost_of(self, params: State) -> float:
+    def cost_of(self, params: State | LazyState) -> float:
         """The cost of hard parameters."""
         points = getattr(self.objective, "points", None)
         with torch.no_grad():

@@ -71,6 +71,7 @@ def match_by_sinkhorn(
     for step in range(steps if problem.symmetry.groups else 0):
         if final_tau is not None:
             net.tau = tau * (final_tau / tau) ** (step / max(steps - 1, 1))
+        problem.track("descent", step, steps)
         optimizer.zero_grad()
         cost = problem.objective(net(problem.source), problem.target, next(stream))
         cost.backward()

@@ -36,6 +36,7 @@ def match_straight_through(
     stream = problem.stream()
     permutation, hard, cost, step = best, problem.source, best_cost, 0
     for step in range(steps if problem.symmetry.groups else 0):
+        problem.track("descent", step, steps)
         anchor = {**problem.target, **{key: value.detach() for key, value in free.items()}}
         projected = polish(replace(problem, target=anchor, report=_silent), permutation, max_sweeps)
         if step == 0 or projected != permutation:

@@ -8,7 +8,9 @@ inner product grows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,20 +20,28 @@ from onebasin.layout import factors
 from onebasin.matching.problem import Found, Problem
 from onebasin.matching.scores import blocks, chain_of, products
 from onebasin.permutation import Permutation
-from onebasin.state import State
 from onebasin.structure import Group, Symmetry
 
+Tensors = Mapping[str, Tensor]
 
-def match_weights(problem: Problem, max_sweeps: int = 100) -> Found:
+
+def match_weights(problem: Problem, max_sweeps: int = 100, order: Literal["random", "anchored"] = "random") -> Found:
     """Sweep over the groups until the inner product of the weights grows no more.
+
+    It reads tensors one at a time, so that lazy states are matched without being loaded.
 
     Args:
         problem: what to match.
         max_sweeps: the most sweeps to make.
+        order: of the groups in the first sweep. "anchored": first those that stand beside inputs and outputs, whose order is
+            known, then those beside groups that have been decided. The later sweeps go in random order.
     """
+    if order not in ("random", "anchored"):
+        raise ValueError(f"order must be 'random' or 'anchored', got {order!r}")
     generator = torch.Generator().manual_seed(problem.seed)
     history: list[dict] = []
-    permutation, settled = _descend(problem, problem.symmetry.identity(), max_sweeps, generator, history)
+    start = problem.symmetry.identity()
+    permutation, settled = _descend(problem, start, max_sweeps, generator, history, anchored=order == "anchored")
     return Found(permutation, problem.cost(permutation), history, settled)
 
 
@@ -50,19 +60,35 @@ def _descend(
     generator: torch.Generator,
     history: list[dict],
     only: Collection[str] | None = None,
+    anchored: bool = False,
 ) -> tuple[Permutation, bool]:
     symmetry = problem.symmetry
-    current = problem.permuted(start)
+    total, current = start, problem.permuted(start)
     forest = [tree for tree in trees(symmetry) if only is None or any(group.name in only for group in tree)]
     where = [_touched(symmetry, problem.keys, tree) for tree in forest]
-    total = start
+    stale = set(range(len(forest)))  # decided again only if a tensor they score has changed: the answer would be the same
     for sweep in range(max_sweeps):
         moved = 0
-        for number in torch.randperm(len(forest), generator=generator).tolist():
-            update = _improve(problem, current, forest[number], where[number])
-            if update is not None:
-                moved += 1
-                total = update @ total
+        order = torch.randperm(len(forest), generator=generator).tolist()
+        if anchored and sweep == 0:
+            order = _by_anchors(symmetry, forest, where)
+        for done, number in enumerate(order):
+            problem.track(f"sweep {sweep + 1}", done, len(forest))
+            if number not in stale:
+                continue
+            stale.remove(number)
+            keys = where[number]
+            update, exact = _choose(problem, current, forest[number], keys)
+            if update.is_identity:
+                continue
+            after = problem.advance(current, update, update @ total, keys)
+            gain = _inner(after, problem.target, keys) - (before := _inner(current, problem.target, keys))
+            # Ties are broken in some way or other by the assignment: a step that gains nothing would go round in circles.
+            if gain > 1e-12 * abs(before) + (0.0 if exact else 1e-12):
+                moved, total, current = moved + 1, update @ total, after
+                stale |= {
+                    n for n, others in enumerate(where) if (n != number or not exact) and not set(others).isdisjoint(keys)
+                }
         entry = {"sweep": sweep, "moved": moved, "inner": _inner(current, problem.target, problem.keys)}
         history.append(entry)
         problem.report(entry)
@@ -77,44 +103,54 @@ def _touched(symmetry: Symmetry, keys: tuple[str, ...], tree: list[Group]) -> li
     return [k for k in keys if any(f.name in members for term in symmetry.layouts[k] for f in factors(term))]
 
 
-def _improve(problem: Problem, current: State, tree: list[Group], keys: list[str]) -> Permutation | None:
-    """Decide one tree of groups, its neighbours fixed; change `current` and return the update if that helps."""
-    symmetry = problem.symmetry
-    scores, exact = score(symmetry, problem.target, current, tree, keys)
-    update = harden(symmetry, scores, tree)
-    if all(torch.equal(update[g.name], _identity_like(update[g.name])) for g in tree):
-        return None
-    moved = {k: update.move(current[k], symmetry.layouts[k]) for k in keys}
-    before, after = (_inner(state, problem.target, keys) for state in (current, moved))
-    # Ties are broken in some way or other by the assignment: a step that gains nothing would go round in circles.
-    if after <= before + 1e-12 * abs(before) + (0.0 if exact else 1e-12):
-        return None
-    current.update(moved)
-    return update
+def _by_anchors(symmetry: Symmetry, forest: list[list[Group]], where: list[list[str]]) -> list[int]:
+    """Trees in the order in which their scores can be trusted.
+
+    Next comes the tree with the largest share of entries in tensors whose other groups are all decided, or that has none.
+    """
+    owners = {group.name: number for number, tree in enumerate(forest) for group in tree}
+    beside = {
+        key: {owners[f.name] for term in symmetry.layouts[key] for f in factors(term) if f.name in owners}
+        for keys in where
+        for key in keys
+    }
+    sizes = {key: math.prod(term.size for term in symmetry.layouts[key]) for key in beside}
+    order: list[int] = []
+    left = set(range(len(forest)))
+
+    def share(number: int) -> float:
+        trusted = sum(sizes[key] for key in where[number] if not beside[key] & left - {number})
+        return trusted / max(sum(sizes[key] for key in where[number]), 1)
+
+    while left:
+        best = max(sorted(left), key=share)
+        order.append(best)
+        left.remove(best)
+    return order
 
 
-def _identity_like(index: Tensor) -> Tensor:
-    return torch.arange(index.shape[-1]).expand(index.shape)
+def _choose(problem: Problem, current: Tensors, tree: list[Group], keys: list[str]) -> tuple[Permutation, bool]:
+    """The best permutation of one tree of groups, its neighbours fixed, and whether it is the best for sure."""
+    scores, exact = score(problem, current, tree, keys)
+    return harden(problem.symmetry, scores, tree), exact
 
 
-def _inner(state: Mapping[str, Tensor], target: Mapping[str, Tensor], keys: list[str] | tuple[str, ...]) -> float:
+def _inner(state: Tensors, target: Tensors, keys: list[str] | tuple[str, ...]) -> float:
     return sum(float(torch.dot(state[k].reshape(-1), target[k].reshape(-1)).double()) for k in keys)
 
 
-def score(
-    symmetry: Symmetry, target: Mapping[str, Tensor], source: Mapping[str, Tensor], tree: list[Group], keys: list[str]
-) -> tuple[dict[str, Tensor], bool]:
+def score(problem: Problem, source: Tensors, tree: list[Group], keys: list[str]) -> tuple[dict[str, Tensor], bool]:
     """For each group of a tree, the inner products of target and source units, in the shape of its plan.
 
     Returns:
         The scores, and whether they are exact: not where a tensor has the tree on it more than once.
     """
+    symmetry = problem.symmetry
     members = {g.name: g for g in tree}
-    first = target[keys[0]]
-    scores = {g.name: torch.zeros(plan_shape(symmetry, g), dtype=first.dtype, device=first.device) for g in tree}
+    scores = {g.name: torch.zeros(plan_shape(symmetry, g), dtype=problem.dtype, device=problem.device) for g in tree}
     exact = True
     for key in keys:
-        for labels, homes, t, s in blocks(list(symmetry.layouts[key]), target[key], source[key], members):
+        for labels, homes, t, s in blocks(list(symmetry.layouts[key]), problem.target[key], source[key], members):
             places = [axis for axis, name in enumerate(labels) if name in members]
             chains = {axis: chain_of(members, labels, homes, axis) for axis in places}
             tips = [axis for axis in places if not any(axis in chain[:-1] for chain in chains.values())]

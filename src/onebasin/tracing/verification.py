@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -76,6 +77,40 @@ def verify_programs(
             if attempt == _NUM_ATTEMPTS - 1:
                 raise
     raise AssertionError
+
+
+def compare(
+    model: nn.Module, first: Mapping[str, Any], second: Mapping[str, Any], example_inputs: Any, num_draws: int = 4
+) -> float:
+    """How far a model's outputs are apart with two states: the largest difference, relative to the output, in float64.
+
+    Floating inputs are drawn anew each time, and keep their shapes; others stay as they are.
+
+    Args:
+        model: the architecture; the states are loaded into a copy of it.
+        first: a state.
+        second: another one.
+        example_inputs: as for `onebasin.symmetry`.
+        num_draws: how often inputs are drawn.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        return torch.randn(value.shape, generator=generator, dtype=torch.float64)
+
+    calls = [
+        Call(*pytree.tree_map(draw, (call.args, call.kwargs)))
+        for call in read_calls(example_inputs)
+        for _ in range(num_draws)
+    ]
+    model = copy.deepcopy(model).double()
+    outputs = []
+    for state in (first, second):
+        model.load_state_dict(state)
+        outputs.append([_of_module(model, call)(read_state(model)) for call in calls])
+    return max((_difference(*pair) for pair in zip(*outputs, strict=True)), default=0.0)
 
 
 _NUM_ATTEMPTS = 4

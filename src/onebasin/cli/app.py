@@ -1,0 +1,130 @@
+"""The table of commands, and one sentence for everything that can go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import warnings
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from onebasin.cli.align import align
+from onebasin.cli.apply import apply
+from onebasin.cli.barrier import barrier
+from onebasin.cli.console import begin, speaks_json
+from onebasin.cli.demo import demo
+from onebasin.cli.inspect import inspect
+from onebasin.cli.merge import merge
+from onebasin.cli.verify import verify
+
+REFUSED, INTERNAL, INTERRUPTED = 3, 70, 130
+
+_HELP = """Bring independently trained neural networks into one basin of the loss landscape, from their checkpoints.
+
+\b
+Start here:
+  onebasin inspect torchvision:resnet50
+  onebasin align llama-a llama-b -o llama-b-aligned
+  onebasin align a.pt b.pt -o c.pt --model nets:make --input-shape 1,3,32,32
+  onebasin merge llama-a llama-b -o merged --report merged.html
+
+Checkpoints are safetensors, .pt, .pth, .bin, shards or Hugging Face folders. \
+Nothing in them is ever run, and inputs are never changed. \
+Outputs appear when they are complete, and replace nothing without --force.
+""".replace("\\\n", "")
+_EPILOG = (
+    "Exit codes: 0 done, 1 the answer is no (verify), 2 usage, 3 refused (the reason is on standard error), 130 interrupted."
+)
+
+app = typer.Typer(
+    name="onebasin",
+    help=_HELP,
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    # Boxes cut words off where there is little room.
+    rich_markup_mode="rich" if shutil.get_terminal_size().columns >= 80 else None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (inspect, align, merge, barrier, apply, verify, demo):
+    app.command(no_args_is_help=command is not demo)(command)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:
+    if version:
+        from importlib import metadata
+
+        try:
+            print(f"onebasin {metadata.version('onebasin')}")
+        except metadata.PackageNotFoundError:
+            print("onebasin, from a source tree")
+        raise typer.Exit
+
+
+def run(arguments: list[str]) -> int:
+    """Run a command line and return its exit code; an error is one sentence on standard error."""
+    begin(arguments)
+    previous = signal.signal(signal.SIGTERM, _stop)  # so that temporary files go when the run is told to end
+    try:
+        with warnings.catch_warnings():
+            if not sys.warnoptions:
+                warnings.simplefilter("ignore")  # of other libraries, about their own affairs
+            code = int(app(arguments, standalone_mode=False, prog_name="onebasin") or 0)
+        if code == INTERRUPTED:  # typer has caught it
+            raise KeyboardInterrupt
+        return code
+    except typer.Exit as error:
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted; no output was left incomplete", INTERRUPTED)
+    except (ValueError, TypeError, OSError, ImportError, MemoryError) as error:
+        if os.environ.get("ONEBASIN_TRACEBACK"):
+            raise
+        return _fail(_sentence(error), REFUSED)
+    except Exception as error:
+        if isinstance(error, RuntimeError) and "memory" in str(error):
+            return _fail(f"there is not enough memory: {str(error).splitlines()[0]}", REFUSED)
+        return _fail_with_usage(error)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _fail_with_usage(error: Exception) -> int:
+    message = getattr(error, "format_message", None)  # of click's exceptions, which typer keeps to itself
+    if message is not None:
+        context = getattr(error, "ctx", None)
+        hint = f" (see {context.command_path} --help)" if context is not None else ""
+        return _fail(message().rstrip(".") + hint, getattr(error, "exit_code", 2))
+    if os.environ.get("ONEBASIN_TRACEBACK"):
+        raise error
+    return _fail(
+        f"an error of onebasin's own, please report it: {type(error).__name__}: {error} (ONEBASIN_TRACEBACK=1 shows where)",
+        INTERNAL,
+    )
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, MemoryError):
+        return "there is not enough memory"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or 'the file'}: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
+def _fail(text: str, code: int) -> int:
+    Console(stderr=True, highlight=False).print(Text.assemble(("error: ", "bold red"), text), soft_wrap=True)
+    if speaks_json():
+        print(json.dumps({"error": text, "code": code}))
+    return code
+
+
+def _stop(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt

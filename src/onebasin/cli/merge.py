@@ -1,0 +1,111 @@
+"""``onebasin merge``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from onebasin.cli import options, tasks
+from onebasin.cli.console import Output
+
+
+def merge(
+    models: Annotated[list[Path], typer.Argument(metavar="A B [C ...]", help="Checkpoints of one architecture.")],
+    out: options.Out,
+    weights: Annotated[
+        str | None,
+        typer.Option("--weights", metavar="W,W,...", help="Of the models in the average. Equal if not given.",
+                     rich_help_panel="Method"),
+    ] = None,
+    to: Annotated[
+        Literal["first", "mean"],
+        typer.Option("--to", help="Align all to the first, or each to the mean of the others until nothing moves.",
+                     rich_help_panel="Method"),
+    ] = "first",
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Correct the merged network's statistics on --data.", rich_help_panel="Data")
+    ] = False,
+    model: options.Model = None,
+    input_shape: options.InputShape = None,
+    ignore: options.Ignore = None,
+    check: options.Check = None,
+    method: options.Method = "weight-matching",
+    objective: options.Objective = "weight-distance",
+    data: options.Data = None,
+    loss: options.Loss = "cross-entropy",
+    groups: options.Groups = None,
+    seed: options.Seed = 0,
+    restarts: options.Restarts = 0,
+    settings: options.Settings = None,
+    device: options.Device = "cpu",
+    report: options.ReportFile = None,
+    force: options.Force = False,
+    dry_run: options.DryRun = False,
+    json: options.Json = False,
+) -> None:  # fmt: skip
+    """Align checkpoints and average them into one.
+
+    The result has the layout, the types and, from a Hugging Face folder, the configuration and tokenizer of A.
+    """
+    output = Output(json)
+    if len(models) < 2:
+        raise typer.BadParameter("merging needs at least two checkpoints", param_hint="A B [C ...]")
+    shares = _read_weights(weights, len(models))
+    choices = tasks.read_choices(method, objective, data, loss, None, groups, seed, restarts, settings, device)
+    if repair and choices.data is None:
+        raise ValueError("--repair runs the networks: give --data")
+    files = tasks.open_files(models)
+    tasks.check_outputs(out, files[0], models, [report], force)
+    tasks.check_drawing(report)
+    opened = tasks.read_inputs(output, files, model, input_shape, ignore, check)
+    like = opened.checkpoints[0]
+    record: dict[str, Any] = {
+        "command": "merge",
+        "models": models,
+        "out": out,
+        "weights": shares,
+        "method": method,
+        "to": to,
+    }
+    tasks.show_inputs(output, models, opened)
+    if dry_run:
+        output.show(f"would write {out}; nothing was written")
+        output.finish({**record, "dry_run": True, "symmetry": opened.symmetry.summary()})
+        return
+    import onebasin as ob
+
+    history: list[dict[str, Any]] = []
+    found: list[Any] = []
+    with output.progress() as track, tasks.blame_data(choices.data):
+        chosen = opened.load() if repair else choices.models(opened)
+        arguments = {**choices.arguments(track), "callback": history.append, "on_aligned": found.extend}
+        arguments.pop("init")
+        merged = ob.merge(
+            chosen, weights=shares, repair=choices.data if repair else None, symmetry=opened.symmetry, to=to, **arguments
+        )
+        tasks.write_moved(out, tasks.in_types_of(like, merged), like, force, track)
+    permutations = {path.name: moved for path, moved in zip(models, found, strict=True) if not moved.is_identity}
+    facts = {
+        "weights": ", ".join(f"{share:.4g}" for share in shares),
+        "method": method,
+        **{name: tasks.describe_moves(moved) for name, moved in permutations.items()},
+    }
+    title = "Merge of " + ", ".join(path.name for path in models)
+    tasks.save_report(report, title, {**facts, "written": out}, symmetry=opened.symmetry, permutations=permutations)
+    output.facts({**facts, "wrote": "\n".join(str(path) for path in (out, report) if path is not None)})
+    ended = {"report": report, "history": history, "symmetry": opened.symmetry.summary(), "notes": tasks.all_notes(opened)}
+    output.finish({**record, **ended})
+
+
+def _read_weights(text: str | None, count: int) -> list[float]:
+    if text is None:
+        return [1 / count] * count
+    try:
+        weights = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"cannot read --weights {text!r}: write numbers with commas between, such as 0.7,0.3") from None
+    if len(weights) != count:
+        raise ValueError(f"{count} checkpoints need {count} weights, got {len(weights)}")
+    return weights

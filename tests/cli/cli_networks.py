@@ -1,0 +1,47 @@
+"""What the command line's --model, --data and --loss name in the tests."""
+
+import torch
+from torch import Tensor, nn
+
+
+def make_mlp() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 10))
+
+
+def make_with_inputs() -> tuple[nn.Module, Tensor]:
+    return make_mlp(), torch.zeros(1, 1, 8, 8)
+
+
+def make_conv() -> tuple[nn.Module, Tensor]:
+    layers = [nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 36, 10)]
+    return nn.Sequential(*layers), torch.zeros(1, 1, 8, 8)
+
+
+def make_normed() -> tuple[nn.Module, Tensor]:
+    weight_norm = nn.utils.parametrizations.weight_norm
+    return nn.Sequential(weight_norm(nn.Linear(4, 8)), nn.Tanh(), nn.Linear(8, 2)), torch.zeros(1, 4)
+
+
+def broken() -> nn.Module:
+    raise RuntimeError("this factory is broken")
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(64, 1, 8, 8, generator=generator), torch.randint(10, (64,), generator=generator)
+    return [(x[:32], y[:32]), (x[32:], y[32:])]
+
+
+def odd_batches() -> list[tuple[Tensor, Tensor]]:
+    return [(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long))]
+
+
+def generator():
+    yield from batches()
+
+
+def squared(output: Tensor, target: Tensor) -> Tensor:
+    return (output.gather(1, target[:, None]) - 1).square().mean()
+
+
+not_callable = 3

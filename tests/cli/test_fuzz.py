@@ -1,0 +1,141 @@
+"""Real files, damaged at random: every one of them is refused in one sentence, or was not damaged where it matters."""
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from cli_files import digest, run_forked, write_llama, write_pair
+from cli_networks import make_mlp
+
+from onebasin.permutation import Permutation
+
+MODEL = ["--model", "cli_networks:make_with_inputs"]
+COMMANDS = {
+    "apply file": ["apply", "p.safetensors", "a.safetensors", "-o", "out.safetensors"],
+    "apply torch": ["apply", "p.safetensors", "b.pt", "-o", "out.pt"],
+    "apply optimizer": ["apply", "p.safetensors", "optimizer.pt", "-o", "out.pt"],
+    "apply folder": ["apply", "q.safetensors", "llama", "-o", "out"],
+    "align": ["align", "a.safetensors", "b.pt", "-o", "out.pt", "--no-check", *MODEL],
+    "merge": ["merge", "a.safetensors", "b.pt", "-o", "out.safetensors", "--no-check", *MODEL],
+    "merge folders": ["merge", "llama", "llama", "-o", "out", "--no-check"],
+    "verify": ["verify", "a.safetensors", "b.pt", *MODEL],
+    "inspect": ["inspect", "p.safetensors"],
+}
+SLOW_COMMANDS = {"merge folders"}
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory) -> Path:
+    pytest.importorskip("typer")
+    from onebasin.cli.app import run
+
+    folder = tmp_path_factory.mktemp("pristine")
+    write_pair(folder)
+    write_llama(folder / "llama", seed=0)
+    model = make_mlp()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(4, 1, 8, 8)).sum().backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+    assert run(["align", str(folder / "llama"), str(folder / "llama"), "-o", str(folder / "copy")]) == 0
+    Permutation.load(folder / "copy" / "permutation.safetensors").save(folder / "q.safetensors")
+    shutil.rmtree(folder / "copy")
+    return folder
+
+
+def flip_bits(content: bytearray, chance: random.Random) -> None:
+    for _ in range(chance.choice([1, 1, 3, 50])):
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+
+
+def flip_at_the_start(content: bytearray, chance: random.Random) -> None:
+    for _ in range(chance.choice([1, 2, 8])):
+        content[chance.randrange(min(len(content), 600))] = chance.randrange(256)
+
+
+def cut(content: bytearray, chance: random.Random) -> None:
+    del content[chance.choice([0, 1, 7, 8, 9, chance.randrange(len(content)), len(content) - 1]) :]
+
+
+def blank(content: bytearray, chance: random.Random) -> None:
+    start = chance.randrange(len(content))
+    end = min(len(content), start + chance.choice([4, 64, 4096]))
+    content[start:end] = bytes([chance.choice([0, 255])]) * (end - start)
+
+
+def insert(content: bytearray, chance: random.Random) -> None:
+    place = chance.randrange(len(content))
+    content[place:place] = chance.randbytes(chance.choice([1, 8, 500]))
+
+
+def remove(content: bytearray, chance: random.Random) -> None:
+    place = chance.randrange(len(content))
+    del content[place : place + chance.choice([1, 8, 500])]
+
+
+def replace_all(content: bytearray, chance: random.Random) -> None:
+    content[:] = chance.choice([b"{}", b"null", b"[]", b"\x80\x02.", b"PK\x05\x06" + bytes(18), b"\xff" * 64, b"a" * 999])
+
+
+def swap_digits(content: bytearray, chance: random.Random) -> None:
+    """In headers, JSON and pickles numbers are sizes, offsets and shapes."""
+    places = [i for i, byte in enumerate(content[:4000]) if chr(byte).isdigit()]
+    for place in chance.sample(places, min(len(places), chance.choice([1, 2, 5]))):
+        content[place] = ord(chance.choice("0123456789-.e"))
+
+
+DAMAGES = [flip_bits, flip_at_the_start, cut, blank, insert, remove, replace_all, swap_digits]
+
+
+def run_case(pristine: Path, folder: Path, seed: int) -> str:
+    """Damage one file, run one command, look at everything; returns what happened."""
+    chance = random.Random(seed)
+    shutil.copytree(pristine, folder)
+    names = [name for name in COMMANDS if name not in SLOW_COMMANDS or chance.random() < 0.3]
+    name = chance.choice(names)
+    arguments = COMMANDS[name]
+    used = [folder / word for word in arguments if (folder / word).exists()]
+    victim = chance.choice(used)
+    if victim.is_dir():
+        victim = chance.choice(sorted(victim.iterdir()))
+    damage = chance.choice(DAMAGES)
+    if chance.random() < 0.05:
+        victim.unlink()
+    else:
+        content = bytearray(victim.read_bytes())
+        damage(content, chance)
+        victim.write_bytes(content)
+    before = digest(folder)
+    paths = [str(folder / word) if (folder / word).exists() or word.startswith("out") else word for word in arguments]
+    code, text = run_forked(paths, folder.with_suffix(".log"))
+    told = f"seed {seed}: {name}, {victim.name}, {damage.__name__}: exit {code}\n{text}"
+    assert code in (0, 1, 3), told
+    assert "Traceback" not in text, told
+    after = digest(folder)
+    made = {path: content for path, content in after.items() if path.startswith(("out", ".out"))}
+    assert {path: content for path, content in after.items() if path not in made} == before, f"an input changed: {told}"
+    if code == 3:
+        assert text.count("error: ") == 1, told
+        assert len(text[text.index("error: ") :].strip().splitlines()) <= 2, f"more than a sentence: {told}"
+        assert not made, f"left behind {list(made)}: {told}"
+    assert not any(".tmp" in path or ".old" in path for path in made), told
+    shutil.rmtree(folder)
+    return f"{name}: {code}"
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_damaged_files(pristine, tmp_path, monkeypatch, part):
+    monkeypatch.setenv("COLUMNS", "500")
+    for seed in range(10 * part, 10 * part + 10):
+        run_case(pristine, tmp_path / f"case{seed}", seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(20))
+def test_a_thousand_damaged_files(pristine, tmp_path, monkeypatch, part):
+    monkeypatch.setenv("COLUMNS", "500")
+    outcomes = [run_case(pristine, tmp_path / f"case{seed}", seed) for seed in range(1000 + 50 * part, 1050 + 50 * part)]
+    refused = sum(outcome.endswith(": 3") for outcome in outcomes)
+    assert refused > len(outcomes) / 3  # most damage is seen
