@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import onebasin as ob
 from experiments.continual_networks import StackedMLP, make_mlp
 from onebasin import continual
 from onebasin.continual.memory import Memory
@@ -47,13 +48,31 @@ def test_each_member_is_trained_as_if_alone(make):
         for strategy in (together, *alone):
             strategy.fit(task)
     for member, strategy in enumerate(alone):
-        for stacked, own in zip(
-            together.model.weights, [strategy.model[2], strategy.model[4], strategy.model[6]], strict=True
-        ):
-            torch.testing.assert_close(stacked[member], own.weight)
+        for stack, own in zip(together.model.weights, [strategy.model[i] for i in (2, 4, 6)], strict=True):
+            torch.testing.assert_close(stack[member], own.weight)
     found = together.accuracies(tasks)
     expected = torch.stack([strategy.accuracies(tasks) for strategy in alone], dim=1)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("options", [{"groups": ()}, {}, {"clip": None}], ids=["delta alone", "re-basin", "without clip"])
+def test_rebasin_trains_each_member_as_if_alone(options, monkeypatch):
+    """With a residual that starts at zero, the last thing that is drawn at random."""
+    monkeypatch.setattr(torch, "randn", lambda *shape, generator=None, **options: torch.zeros(*shape, **options))
+    networks = make_networks()
+    stacked = StackedMLP(networks)
+    options = {"optimizer": continual.sgd(0.5, weight_decay=0.1), "first_optimizer": continual.sgd(0.1), **WHOLE, **options}
+    together = continual.RebasinStrategy(stacked, stacked.symmetry(), members=len(SEEDS), **options)
+    symmetry = ob.symmetry(networks[0], make_task(0).inputs[:2])
+    alone = [continual.RebasinStrategy(network, symmetry, **options) for network in networks]
+    for seed in range(2):
+        for strategy in (together, *alone):
+            strategy.fit(make_task(seed))
+    for member, strategy in enumerate(alone):
+        for stack, own in zip(together.model.weights, [strategy.model[i] for i in (2, 4, 6)], strict=True):
+            torch.testing.assert_close(stack[member], own.weight)
+    moved = [strategy.history[0]["moved"] for strategy in alone]
+    assert together.history[0]["moved"] == pytest.approx(sum(moved) / len(moved))
 
 
 def test_rebasin_permutes_each_member_by_itself():
