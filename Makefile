@@ -27,6 +27,7 @@ check: install
 bench: install
 	$(PY) -m benchmarks.apply
 	$(PY) -m benchmarks.sinkhorn --quick
+	$(PY) -m benchmarks.align --quick
 
 docs: install
 	$(PY) -m docs.make_api
