@@ -25,19 +25,22 @@ CRITERION = nn.functional.cross_entropy
 
 
 class VisionTransformer(nn.Module):
-    """Sixteen patches of 2 x 2 pixels, blocks of four heads."""
+    """Patches of an image, learnt positions, pre-norm blocks of four heads, the mean of all patches at the end."""
 
-    def __init__(self, width: int = 64, num_blocks: int = 1) -> None:
+    def __init__(
+        self, width: int = 64, num_blocks: int = 1, image: tuple[int, int] = (1, 8), patch: int = 2, expansion: int = 2
+    ) -> None:
         super().__init__()
-        self.patches = nn.Conv2d(1, width, 2, stride=2)
-        self.positions = nn.Parameter(0.1 * torch.randn(16, width))
-        block = {"nhead": 4, "dim_feedforward": 2 * width, "dropout": 0.0, "batch_first": True, "norm_first": True}
+        num_channels, size = image
+        self.patches = nn.Conv2d(num_channels, width, patch, stride=patch)
+        self.positions = nn.Parameter(0.1 * torch.randn((size // patch) ** 2, width))
+        block = {"nhead": 4, "dim_feedforward": expansion * width, "dropout": 0.0, "batch_first": True, "norm_first": True}
         self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(width, **block) for _ in range(num_blocks))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (batch, 1, 8, 8) to logits."""
+        """Images (batch, channels, size, size) to logits."""
         x = self.patches(x).flatten(2).transpose(1, 2) + self.positions
         for block in self.blocks:
             x = block(x)

@@ -16,11 +16,11 @@ from typing import Any
 
 import matplotlib
 import torch
-from benchmarks.digits import VisionTransformer
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import onebasin as ob
+from benchmarks.digits import VisionTransformer
 from onebasin.datasets import digits
 from onebasin.demo import ResidualCNN, make_mlp, train
 from onebasin.layout import Factor, Product

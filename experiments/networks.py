@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from benchmarks.digits import VisionTransformer
 from experiments.frame import identify
 from experiments.tasks import Data
 from onebasin import datasets
@@ -74,32 +75,12 @@ class ResNet20(nn.Module):
         return self.head(self.blocks(self.stem(x)).mean((2, 3)))
 
 
-class VisionTransformer(nn.Module):
-    """Patches of 4 x 4 pixels, learnt positions, pre-norm blocks of four heads, the mean of all patches at the end."""
-
-    def __init__(self, width: int = 192, num_blocks: int = 4, num_channels: int = 3):
-        super().__init__()
-        self.patches = nn.Conv2d(num_channels, width, 4, stride=4)
-        self.positions = nn.Parameter(0.1 * torch.randn(64, width))
-        block = {"nhead": 4, "dim_feedforward": 4 * width, "dropout": 0.0, "batch_first": True, "norm_first": True}
-        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(width, **block) for _ in range(num_blocks))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Images to logits."""
-        x = self.patches(x).flatten(2).transpose(1, 2) + self.positions
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x).mean(1))
-
-
 def make_network(name: str, num_channels: int = 3) -> nn.Module:
     """One of the networks by name, from torch's global generator."""
     if name in VGG_LAYERS:
         return make_vgg(name, num_channels)
     if name == "vit":
-        return VisionTransformer(num_channels=num_channels)
+        return VisionTransformer(192, num_blocks=4, image=(num_channels, 32), patch=4, expansion=4)
     if name.startswith("resnet20"):
         return ResNet20(16 * int(name.partition("x")[2] or 1), num_channels)
     raise ValueError(f"no network is called {name!r}")

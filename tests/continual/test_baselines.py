@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
-from tests.continual.clusters import TRAINING, make_mlp, make_task
 from torch.nn import functional
 
 from onebasin import continual
 from onebasin.continual.agem import project
 from onebasin.continual.samples import Samples
+from tests.continual.clusters import TRAINING, make_mlp, make_task
 
 
 def gradients(strategy, cost) -> list[torch.Tensor]:

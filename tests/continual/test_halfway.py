@@ -1,12 +1,12 @@
 import pytest
 import torch
-from tests.continual.clusters import make_mlp
 from torch import nn
 from torch.func import functional_call
 
 import onebasin as ob
 from onebasin.continual.halfway import HalfWay
 from onebasin.demo import ResidualCNN
+from tests.continual.clusters import make_mlp
 
 NETWORKS = {
     "mlp": (make_mlp, (6,)),

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.continual.clusters import TRAINING, make_mlp, make_task
 from torch import nn
 
 import onebasin as ob
 from onebasin.continual import RebasinStrategy, run_stream, sgd
 from onebasin.demo import ResidualCNN
+from tests.continual.clusters import TRAINING, make_mlp, make_task
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 import pytest
 import torch
-from tests.continual.clusters import TRAINING, make_mlp, make_task
 
 from onebasin.continual import Finetune
 from onebasin.continual.stepping import interleave, run_steps
+from tests.continual.clusters import TRAINING, make_mlp, make_task
 
 
 @pytest.mark.parametrize("num_steps", [1, 99, 100, 101, 250])

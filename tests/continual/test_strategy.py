@@ -5,12 +5,12 @@ import io
 
 import pytest
 import torch
-from tests.continual.clusters import TRAINING, make_mlp, make_task
 from torch import nn
 
 import onebasin as ob
 from onebasin import continual
 from onebasin.continual import Finetune, Task, accuracy, adam, run_stream
+from tests.continual.clusters import TRAINING, make_mlp, make_task
 
 
 def example_for(model: nn.Module) -> torch.Tensor:

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+
 from experiments import continual, continual_tables
 from experiments.continual_settings import ABLATIONS, AUTHORS, list_trials
-
 from onebasin.continual import AccuracyMatrix, Joint, RebasinStrategy, rotated
 
 
