@@ -286,6 +286,17 @@ def test_hugging_face_folders(onebasin, folder, monkeypatch):
     torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-5)  # its norms compute in float32
 
 
+def test_half_precision_is_run_in_full(onebasin, folder):
+    write_llama(folder / "a", seed=0)
+    write_llama(folder / "b", seed=1)
+    data = ("--data", "cli_networks:tokens", "--loss", "cli_networks:next_token", "--no-check")
+    ran = onebasin("align", "a", "b", "-o", "c", *data, "--report", "r.html", "--json")
+    assert ran.code == 0
+    curves = {name: path["metrics"]["loss"] for name, path in ran.record["paths"].items()}
+    assert curves["aligned"][-1] == pytest.approx(curves["as they are"][-1], rel=1e-5)  # bfloat16 would be off by 1e-2
+    assert {value.dtype for value in load(folder / "c").values()} == {torch.bfloat16}
+
+
 def test_shapes_that_differ_are_told(onebasin, folder):
     write_llama(folder / "a", seed=0)
     write_llama(folder / "b", seed=1, intermediate_size=32)

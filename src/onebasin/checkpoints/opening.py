@@ -34,9 +34,12 @@ class Opened:
         return [self.load_one(number) for number in range(len(self.checkpoints))]
 
     def load_one(self, number: int) -> nn.Module:
-        """One of the models in memory."""
+        """One of the models in memory; what is narrower than float32 is widened, for precision, and for CPUs without it."""
         model = self.architecture.build()
         model.load_state_dict(self.checkpoints[number].load())
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.is_floating_point() and tensor.itemsize < 4:
+                tensor.data = tensor.data.float()
         return model
 
 

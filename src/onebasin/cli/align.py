@@ -50,6 +50,7 @@ def align(
     tasks.check_outputs(out, files[1], [a, b], [file, report], force)
     tasks.check_drawing(report)
     opened = tasks.read_inputs(output, files, model, input_shape, ignore, check, choices.data)
+    opened.symmetry.restrict(groups)
     like = opened.checkpoints[1]
     record: dict[str, Any] = {"command": "align", "a": a, "b": b, "out": out, "permutation": file, "method": method}
     tasks.show_inputs(output, [a, b], opened)

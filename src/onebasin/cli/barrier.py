@@ -13,7 +13,6 @@ from onebasin.cli.console import Output
 
 if TYPE_CHECKING:
     from onebasin.connectivity import Path as Curve
-    from onebasin.permutation import Permutation
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -50,6 +49,8 @@ def barrier(
     json: options.Json = False,
 ) -> None:  # fmt: skip
     """Measure the loss on the line between two checkpoints: the curve, its barrier, the area under it."""
+    from onebasin.permutation import Permutation
+
     output = Output(json)
     if data is None:
         raise typer.BadParameter("the loss is measured on data: give it", param_hint="--data")
@@ -57,10 +58,11 @@ def barrier(
     _check_picture(picture)
     tasks.check_files([a, b], [picture, report], force)
     tasks.check_drawing(picture, report)
-    moves = _read_permutation(permutation)
+    move = Permutation.load(permutation) if permutation is not None else None
     opened = tasks.read_inputs(output, tasks.open_files([a, b]), model, input_shape, ignore, check, batches)
     states: dict[str, Any] = {"as they are": opened.checkpoints[1]}
-    states.update({name: move.apply(opened.checkpoints[1]) for name, move in moves.items()})
+    if move is not None:
+        states["aligned"] = move.apply(opened.checkpoints[1])
     record: dict[str, Any] = {"command": "barrier", "a": a, "b": b, "data": data, "loss": loss}
     tasks.show_inputs(output, [a, b], opened)
     if dry_run:
@@ -73,20 +75,12 @@ def barrier(
     if picture is not None:
         _draw(picture, found)
     title, facts = f"The line from {a.name} to {b.name}", {"A": a, "B": b, "data": data, "loss": loss}
-    moved = {b.name: move for move in moves.values()}
+    moved = {b.name: move} if move is not None else {}
     tasks.save_report(report, title, facts, paths=found, symmetry=opened.symmetry, permutations=moved)
     for path in filter(None, (picture, report)):
         output.show(f"wrote {path}")
     ended = {"picture": picture, "report": report, "notes": tasks.all_notes(opened)}
     output.finish({**record, "paths": curves.record(found), **ended})
-
-
-def _read_permutation(path: Path | None) -> dict[str, Permutation]:
-    if path is None:
-        return {}
-    from onebasin.permutation import Permutation
-
-    return {"aligned": Permutation.load(path)}
 
 
 def _table(curves: dict[str, Curve]) -> Table:

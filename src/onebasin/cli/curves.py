@@ -48,7 +48,7 @@ class Lines:
             return result
 
         return {
-            name: linear_path(self.model, dict(state.items()), counted, self.points, data=self.data)
+            name: linear_path(self.model, self._as_run(state), counted, self.points, data=self.data)
             for name, state in states.items()
         }
 
@@ -57,8 +57,12 @@ class Lines:
         from onebasin.batches import copy_model
 
         model = copy_model(self.model)
-        model.load_state_dict(dict(state.items()))
+        model.load_state_dict(self._as_run(state))
         return self.evaluate(model)
+
+    def _as_run(self, state: Any) -> dict[str, Any]:
+        own = self.model.state_dict()
+        return {key: value.to(own[key].dtype) for key, value in state.items()}
 
 
 def lines_for_report(report: Any, opened: Opened, data: str | None, loss: str) -> Lines | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -61,6 +62,7 @@ def merge(
     tasks.check_outputs(out, files[0], models, [report], force)
     tasks.check_drawing(report)
     opened = tasks.read_inputs(output, files, model, input_shape, ignore, check, choices.data)
+    opened.symmetry.restrict(groups)
     like = opened.checkpoints[0]
     names = tasks.short_names(models)
     record: dict[str, Any] = {
@@ -122,4 +124,6 @@ def _read_weights(text: str | None, count: int) -> list[float]:
         raise ValueError(f"cannot read --weights {text!r}: write numbers with commas between, such as 0.7,0.3") from None
     if len(weights) != count:
         raise ValueError(f"{count} checkpoints need {count} weights, got {len(weights)}")
+    if not sum(weights) or not math.isfinite(sum(weights)):
+        raise ValueError(f"the weights must have a sum other than zero, got --weights {text}")
     return weights

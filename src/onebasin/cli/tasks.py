@@ -68,10 +68,10 @@ def read_data(name: str | None, split: Literal["train", "test"]) -> Any:
 
 @contextlib.contextmanager
 def blame_data(data: Any) -> Iterator[None]:
-    """Where the user's data meets the networks, what torch raises is about their shapes and types."""
+    """Where the user's data and loss meet the networks, what is raised is about their shapes and types."""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, TypeError, AttributeError, LookupError) as error:
         if data is None or "memory" in str(error):
             raise
         raise ValueError(f"the networks cannot be run on this data with this loss: {error}") from error
