@@ -54,7 +54,7 @@ def make(name: str) -> tuple[nn.Module, Any]:
 def solve_ours(model: nn.Module, to: nn.Module, inputs: Any, method: str) -> tuple[State, int]:
     """`onebasin.align` with default arguments."""
     found = ob.align(model, to=to, example_inputs=inputs, method=method)
-    steps = [entry for entry in found.history if "soft" in entry or "sweep" in entry]
+    steps = [entry for entry in found.history if "hard" in entry or "sweep" in entry]
     return found.model.state_dict(), steps[-1].get("step", steps[-1].get("sweep", 0)) + 1
 
 

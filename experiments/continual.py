@@ -1,9 +1,8 @@
 """Continual learning (Table 3): Rotated MNIST and Split CIFAR-100, re-basin and its competitors.
 
-A trial is one or several strategies with their options, on one or several seeds, side by side on the device. The stages
-are "authors" (their settings, test data), "ablation" (re-basin without its parts, test data), "tune" (grids, on
-held-out training images; on CIFAR the first three tasks), "chosen" (the best of the grid, test data) and "cost" (time and
-memory of a step).
+A trial is one row of a table: a strategy on several seeds, side by side on the device. The stages are "rebasin" (the
+authors' settings, and without its parts), "tuned" (the best of a grid on validation data), "authors" (baselines with their
+settings) and "cost" (time and memory of a step).
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ from torch import Tensor, nn
 
 import onebasin as ob
 from experiments import continual_tables
-from experiments.continual_networks import ResNet18, make_mlp
-from experiments.continual_settings import list_trials
+from experiments.continual_networks import ResNet18, StackedMLP, make_mlp
+from experiments.continual_settings import TUNING, Variant, list_trials
 from onebasin import continual
+from onebasin.continual import AccuracyMatrix
 
 STRATEGIES: dict[str, Callable[..., continual.Strategy]] = {
     "finetune": continual.Finetune,
@@ -44,14 +44,14 @@ def configs(quick: bool) -> list[dict[str, Any]]:
 
 
 def run(config: dict[str, Any], device: str) -> dict[str, Any]:
-    """All runs of a trial on all its seeds, each with its accuracy matrix.
+    """A row of a table: the setting, chosen if there are several, and its accuracy matrix on every seed.
 
     A failure is a result too: other trials that share the device go on.
     """
     gc.collect()
     gc.freeze()  # collections before each capture would look at every module again
     try:
-        return _run_cost(config, device) if config["stage"] == "cost" else _run_side_by_side(config, device)
+        return _run_cost(config, device) if config["stage"] == "cost" else _run_trial(config, device)
     except (RuntimeError, ValueError):
         return {"error": traceback.format_exc()}
 
@@ -61,29 +61,39 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
     continual_tables.draw(records, folder)
 
 
-def _run_side_by_side(config: dict[str, Any], device: str) -> dict[str, Any]:
-    stream = _make_stream(config["benchmark"], config["stage"] == "tune", device).first(config["num_tasks"])
-    chosen = [(run, seed) for run in config["runs"] for seed in config["seeds"]]
-    strategies = [make_strategy(config, run, seed, device) for run, seed in chosen]
-    rows: list[list[Tensor]] = [[] for _ in chosen]
+def _run_trial(config: dict[str, Any], device: str) -> dict[str, Any]:
     begin = time.perf_counter()
+    variant, tuning = config["variants"][0], []
+    if len(config["variants"]) > 1:
+        seeds, num_tasks = TUNING[config["benchmark"]]
+        stream = _make_stream(config["benchmark"], True, device).first(min(num_tasks, config["num_tasks"]))
+        tuning = _run_side_by_side(config, config["variants"], seeds, stream, device)
+        variant = max(tuning, key=lambda run: AccuracyMatrix(run["rows"]).average)["variant"]
+    stream = _make_stream(config["benchmark"], False, device).first(config["num_tasks"])
+    runs = _run_side_by_side(config, [variant], config["seeds"], stream, device)
+    peak = torch.cuda.max_memory_allocated() if device.startswith("cuda") else None
+    return {"runs": runs, "tuning": tuning, "seconds": round(time.perf_counter() - begin, 2), "peak_memory": peak}
+
+
+def _run_side_by_side(
+    config: dict[str, Any], variants: list[Variant], seeds: list[int], stream: continual.Stream, device: str
+) -> list[dict[str, Any]]:
+    """Every variant on every seed: the seeds of a small network stacked into one, everything else on streams."""
+    stacks = [seeds] if config["benchmark"] == "mnist" else [[seed] for seed in seeds]
+    chosen = [(variant, stack) for variant in variants for stack in stacks]
+    strategies = [make_strategy(config, variant, stack, device) for variant, stack in chosen]
+    rows: list[list[Tensor]] = [[] for _ in chosen]
     continual.interleave([_follow(s, stream, found) for s, found in zip(strategies, rows, strict=True)], device)
-    matrices = [[row.tolist() for row in found] for found in rows]
-    return {
-        "runs": [
-            {
-                "row": run["row"],
-                "seed": seed,
-                "variant": run["variant"],
-                "rows": [[round(value, 5) for value in row] for row in matrix],
-                "moved": [round(entry["moved"], 4) for entry in getattr(strategy, "history", [])],
-            }
-            for (run, seed), strategy, matrix in zip(chosen, strategies, matrices, strict=True)
-        ],
-        "seconds": round(time.perf_counter() - begin, 2),
-        "peak_memory": torch.cuda.max_memory_allocated() if device.startswith("cuda") else None,
-        "captured": strategies[0].capture,
-    }
+    return [
+        {
+            "variant": variant,
+            "seed": seed,
+            "rows": [[round(value, 5) for value in row.view(-1, len(stack))[:, member].tolist()] for row in found],
+            "moved": [round(entry["moved"], 4) for entry in getattr(strategy, "history", [])],
+        }
+        for (variant, stack), strategy, found in zip(chosen, strategies, rows, strict=True)
+        for member, seed in enumerate(stack)
+    ]
 
 
 def _follow(strategy: continual.Strategy, stream: continual.Stream, rows: list[Tensor]) -> Iterator[None]:
@@ -97,31 +107,39 @@ def _follow(strategy: continual.Strategy, stream: continual.Stream, rows: list[T
         yield None
 
 
-def make_strategy(config: dict[str, Any], run: dict[str, Any], seed: int, device: str) -> continual.Strategy:
-    """The strategy of a run, from plain values."""
-    torch.manual_seed(seed)
-    model = make_mlp(config["layers"]) if config["benchmark"] == "mnist" else ResNet18()
-    options = dict(run["variant"])
+def make_strategy(config: dict[str, Any], variant: Variant, seeds: list[int], device: str) -> continual.Strategy:
+    """The strategy of a run, from plain values; with several seeds, of as many networks in one."""
+    model, symmetry = _make_model(config["benchmark"], config["layers"], tuple(seeds))
     capture = device.startswith("cuda") and "ONEBASIN_EAGER" not in os.environ
-    options |= {"seed": seed, "capture": capture}
+    options = {**variant, "seed": seeds[0], "members": len(seeds), "capture": capture}
     lr, momentum = options.pop("lr", None), options.pop("momentum", 0.0)
     decay, plan_lr, first_lr = options.pop("decay", None), options.pop("plan_lr", None), options.pop("first_lr", None)
     if first_lr is not None:
         options["first_optimizer"] = continual.adam(first_lr)
-    name = run["strategy"]
+    name = config["strategy"]
     if name != "rebasin":
         options["optimizer"] = continual.sgd(lr or 0.1, momentum=momentum, weight_decay=decay or 0.0)
         return STRATEGIES[name](model.to(device), **options)
     delta = {"lr": 0.05 if lr is None else lr, "weight_decay": 0.1 if decay is None else decay, "momentum": momentum}
     options["optimizer"] = continual.sgd(**delta)
     options["plan_optimizer"] = continual.adam(plan_lr or 0.1)
-    return continual.RebasinStrategy(model.to(device), _symmetry(config["benchmark"], config["layers"]), **options)
+    return continual.RebasinStrategy(model.to(device), symmetry, **options)
+
+
+def _make_model(benchmark: str, layers: int, seeds: tuple[int, ...]) -> tuple[nn.Module, ob.Symmetry]:
+    networks: list[nn.Module] = []
+    for seed in seeds:
+        torch.manual_seed(seed)
+        networks.append(make_mlp(layers) if benchmark == "mnist" else ResNet18())
+    if benchmark == "mnist":
+        stack = StackedMLP(networks)
+        return stack, stack.symmetry()
+    return networks[0], _trace_resnet()
 
 
 @functools.cache
-def _symmetry(benchmark: str, layers: int) -> ob.Symmetry:
-    model: nn.Module = make_mlp(layers) if benchmark == "mnist" else ResNet18()
-    return ob.symmetry(model, torch.rand(2, 1, 28, 28) if benchmark == "mnist" else torch.rand(2, 3, 32, 32))
+def _trace_resnet() -> ob.Symmetry:
+    return ob.symmetry(ResNet18(), torch.rand(2, 3, 32, 32))
 
 
 @functools.cache
@@ -133,7 +151,7 @@ def _make_stream(benchmark: str, validation: bool, device: str) -> continual.Str
 def _run_cost(config: dict[str, Any], device: str) -> dict[str, Any]:
     """The time of a step on a second task, alone on the device, and the peak of its memory."""
     stream = _make_stream(config["benchmark"], False, device).first(2)
-    strategy = make_strategy(config, config["runs"][0], 0, device)
+    strategy = make_strategy(config, config["variants"][0], [0], device)
     strategy.capture = strategy.capture and config["capture"]
     strategy.fit(stream.train[0])
     cuda = device.startswith("cuda")

@@ -1,9 +1,12 @@
 """The networks of the continual-learning table."""
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+
+import onebasin as ob
 
 
 class Standardize(nn.Module):
@@ -25,6 +28,34 @@ def make_mlp(num_hidden: int = 1, width: int = 256) -> nn.Module:
     for i, o in itertools.pairwise([784, *[width] * num_hidden]):
         layers += [nn.Linear(i, o), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(width, 10))
+
+
+class StackedMLP(nn.Module):
+    """Several networks of `make_mlp` in one, for training side by side: example j of a batch is for member j % members."""
+
+    def __init__(self, networks: Sequence[nn.Module]):
+        super().__init__()
+        layers = [[layer for layer in network.modules() if isinstance(layer, nn.Linear)] for network in networks]
+        self.standardize = Standardize((0.1307,), (0.3081,))
+        together = list(zip(*layers, strict=True))
+        self.weights = nn.ParameterList([torch.stack([layer.weight.detach() for layer in same]) for same in together])
+        self.biases = nn.ParameterList([torch.stack([layer.bias.detach() for layer in same]) for same in together])
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (N * members, 1, 28, 28) to logits."""
+        x = self.standardize(images).view(-1, len(self.weights[0]), 784).transpose(0, 1)  # (members, N, pixels)
+        for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            x = torch.baddbmm(bias.unsqueeze(1), torch.relu(x) if number else x, weight.transpose(1, 2))
+        return x.transpose(0, 1).reshape(len(images), -1)
+
+    def symmetry(self) -> ob.Symmetry:
+        """A permutation of its own for each member's hidden layers."""
+        axes, last = {}, len(self.weights) - 1
+        for i in range(last + 1):
+            units = f"h{i}" if i < last else "o"
+            axes[f"weights.{i}"] = f"e {units} {f'h{i - 1}' if i else 'i'}"
+            axes[f"biases.{i}"] = f"e {units}"
+        return ob.Symmetry.from_axes(axes, free=[f"h{i}[e]" for i in range(last)], model=self)
 
 
 class Block(nn.Module):

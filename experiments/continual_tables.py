@@ -15,6 +15,18 @@ from onebasin.files import write_atomically
 
 Run = dict[str, Any]
 BENCHMARKS = {"mnist": "Rotated MNIST", "cifar": "Split CIFAR-100"}
+STAGES = {
+    "rebasin": "re-basin with the authors' settings, and without its parts",
+    "alone": "re-basin with the authors' settings, every seed by itself",
+    "tuned": "settings chosen on validation data",
+    "authors": "baselines with the authors' settings, fewer epochs",
+}
+PAIRS = [
+    ("rebasin", "as the authors", "no permutation"),
+    ("rebasin", "all permuted", "as the authors"),
+    ("alone", "as the authors", "no permutation"),
+    ("tuned", "re-basin", "delta alone"),
+]
 # Accuracy in percent and forgetting, as the paper prints them.
 PAPER = {
     "mnist": {
@@ -44,16 +56,17 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
             print(f"a trial of the stage {record['config']['stage']!r} failed: {record['result']['error'].splitlines()[-1]}")
     parts = ["# Continual learning"]
     for benchmark, title in BENCHMARKS.items():
-        for stage in ("authors", "ablation", "chosen"):
+        for stage, about in STAGES.items():
             for layers in (1, 2):
-                runs = collect(good, stage, benchmark, layers)
-                if runs:
+                rows = collect(good, stage, benchmark, layers)
+                if rows:
                     hidden = f", {layers} hidden layer{'s' if layers > 1 else ''}" if benchmark == "mnist" else ""
-                    parts += [f"## {title}{hidden}: {stage}", _table(runs, benchmark)]
-        tuning = collect(good, "tune", benchmark)
-        if tuning:
-            parts += [f"## {title}: the best of each grid on validation data", _tuning_table(tuning)]
-        parts += _cost_table(good, benchmark, title)
+                    parts += [f"## {title}{hidden}: {about}", _table(rows, benchmark)]
+        parts += _permutation_table(good, benchmark, title)
+        parts += _tuning_table(good, benchmark, title) + _cost_table(good, benchmark, title)
+    seconds = sum(record["seconds"] for record in good)
+    parts.append(f"{len(good)} trials, {seconds:.0f} s in all, several of them at a time; {_describe_machines(good)}.")
+    parts += sorted({record["note"] for record in good if "note" in record})
     text = "\n\n".join(parts) + "\n"
     print(text)
     folder.mkdir(parents=True, exist_ok=True)
@@ -61,22 +74,13 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
     _draw_curves(good, folder)
 
 
-def collect(records: Iterable[dict[str, Any]], stage: str, benchmark: str, layers: int = 1) -> list[Run]:
-    """The runs of a stage, those that are in two trials once."""
-    found = {}
+def collect(records: Iterable[dict[str, Any]], stage: str, benchmark: str, layers: int = 1) -> dict[str, dict[int, Run]]:
+    """For each row of a table its runs by seed."""
+    rows: dict[str, dict[int, Run]] = {}
     for record in records:
         config = record["config"]
         if (config["stage"], config["benchmark"], config["layers"]) == (stage, benchmark, layers):
-            for run in record["result"]["runs"]:
-                found[run["row"], run["seed"], json.dumps(run["variant"], sort_keys=True)] = run
-    return list(found.values())
-
-
-def by_row(runs: Iterable[Run]) -> dict[str, dict[int, Run]]:
-    """For each row its runs by seed."""
-    rows: dict[str, dict[int, Run]] = {}
-    for run in runs:
-        rows.setdefault(run["row"], {})[run["seed"]] = run
+            rows.setdefault(config["row"], {}).update({run["seed"]: run for run in record["result"]["runs"]})
     return rows
 
 
@@ -94,18 +98,45 @@ def scores(runs: Iterable[Run]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return accuracy, forgetting, drop
 
 
-def compare(ours: dict[int, Run], theirs: dict[int, Run]) -> tuple[float, float, float]:
-    """The mean difference in accuracy over the seeds both have, its standard error, and the p-value of a paired t-test."""
+def compare(ours: dict[int, Run], theirs: dict[int, Run], num_tasks: int | None = None) -> tuple[float, float, float]:
+    """The mean difference in accuracy over the seeds both have, its standard error, and the p-value of a paired t-test.
+
+    Args:
+        ours: runs by seed.
+        theirs: likewise.
+        num_tasks: look at the network after so many tasks; at the last one if None.
+    """
     seeds = sorted(ours.keys() & theirs.keys())
-    difference = scores(ours[s] for s in seeds)[0] - scores(theirs[s] for s in seeds)[0]
+    first, second = (
+        scores({**runs[seed], "rows": runs[seed]["rows"][:num_tasks]} for seed in seeds)[0] for runs in (ours, theirs)
+    )
+    difference = first - second
     if len(seeds) < 2 or not difference.std():
         return float(difference.mean()), 0.0, 1.0
     error = difference.std(ddof=1) / len(seeds) ** 0.5
     return float(difference.mean()), float(error), float(stats.ttest_1samp(difference, 0.0).pvalue)
 
 
-def _table(runs: list[Run], benchmark: str) -> str:
-    rows = by_row(runs)
+def _permutation_table(records: list[dict[str, Any]], benchmark: str, title: str) -> list[str]:
+    """What the permutation does to the accuracy, over the stream."""
+    lines, header = [], []
+    for stage, with_it, without in PAIRS:
+        for layers in (1, 2):
+            rows = collect(records, stage, benchmark, layers)
+            if with_it not in rows or without not in rows:
+                continue
+            last = len(next(iter(rows[with_it].values()))["rows"])
+            places = [*range(5, last, 5), last]
+            header = ["", *(f"after {place} tasks" for place in places)]
+            cells = [f"{stage}, {layers} hidden, {len(rows[with_it])} seeds"]
+            for place in places:
+                mean, error, p_value = compare(rows[with_it], rows[without], place)
+                cells.append(f"{mean:+.2f} ± {error:.2f} ({p_value:.2g})")
+            lines.append(cells)
+    return [f"## {title}: accuracy with the permutation minus without it (p)", markdown(header, lines)] if lines else []
+
+
+def _table(rows: dict[str, dict[int, Run]], benchmark: str) -> str:
     reference = next((row for row in ("as the authors", "re-basin") if row in rows), None)
     header = ["", "accuracy %", "forgetting", "since learnt", "units moved", "seeds", "difference to re-basin (p)", "paper"]
     lines = []
@@ -124,20 +155,22 @@ def _table(runs: list[Run], benchmark: str) -> str:
     return markdown(header, lines)
 
 
-def _tuning_table(runs: list[Run]) -> str:
-    """For each strategy (re-basin with and without the permutation apart) the setting of the best mean accuracy."""
-    grids: dict[str, dict[str, list[Run]]] = {}
-    for run in runs:
-        name = run["row"] + (", no permutation" if run["variant"].get("groups") == [] else "")
-        grids.setdefault(name, {}).setdefault(json.dumps(run["variant"]), []).append(run)
+def _tuning_table(records: list[dict[str, Any]], benchmark: str, title: str) -> list[str]:
+    """For each strategy what was chosen, and by how much."""
     lines = []
-    for name, variants in grids.items():
-        ranked = sorted(variants.items(), key=lambda item: -float(scores(item[1])[0].mean()))
-        for place, (variant, found) in enumerate(ranked[:3], 1):
-            accuracy, forgetting, _ = scores(found)
-            numbers = [f"{accuracy.mean():.2f}", f"{forgetting.mean():.3f}"]
-            lines.append([name, f"{place} of {len(ranked)}", *numbers, f"`{variant}`"])
-    return markdown(["", "place", "accuracy %", "forgetting", "setting"], lines)
+    for record in records:
+        config, tuning = record["config"], record["result"].get("tuning")
+        if config["benchmark"] == benchmark and tuning:
+            ranked = sorted(tuning, key=lambda run: -AccuracyMatrix(run["rows"]).average)
+            common = set.intersection(*(set(map(str, run["variant"].items())) for run in tuning))
+            for run in ranked:
+                matrix = AccuracyMatrix(run["rows"])
+                own = {key: value for key, value in run["variant"].items() if str((key, value)) not in common}
+                numbers = [f"{100 * matrix.average:.2f}", f"{matrix.forgetting:.3f}"]
+                chosen = "yes" if run["variant"] == record["result"]["runs"][0]["variant"] else ""
+                lines.append([config["row"], f"`{json.dumps(own)}`", *numbers, chosen])
+    header = ["", "setting", "accuracy %", "forgetting", "chosen"]
+    return [f"## {title}: grids on validation data", markdown(header, lines)] if lines else []
 
 
 def _cost_table(records: list[dict[str, Any]], benchmark: str, title: str) -> list[str]:
@@ -145,7 +178,7 @@ def _cost_table(records: list[dict[str, Any]], benchmark: str, title: str) -> li
     for record in records:
         config = record["config"]
         if config["stage"] == "cost" and config["benchmark"] == benchmark:
-            costs.setdefault(config["runs"][0]["row"], {})[config["capture"]] = record["result"]
+            costs.setdefault(config["row"], {})[config["capture"]] = record["result"]
     if "replay" not in costs:
         return []
     lines = []
@@ -173,6 +206,11 @@ def _deviation(values: np.ndarray) -> float:
     return float(values.std(ddof=1)) if len(values) > 1 else 0.0
 
 
+def _describe_machines(records: list[dict[str, Any]]) -> str:
+    machines = sorted({f"{record['machine']}, torch {record['torch']}" for record in records})
+    return f"commit {', '.join(sorted({record['commit'] for record in records}))}; {'; '.join(machines)}"
+
+
 def _write(file: Path, text: str) -> None:
     file.write_text(text)
 
@@ -181,24 +219,27 @@ def _draw_curves(records: list[dict[str, Any]], folder: Path) -> None:
     """For each benchmark, the mean accuracy of the tasks so far over time, a line a strategy."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
 
         from onebasin.plots import COLORS
     except ImportError:
         print("for pictures: pip install 'onebasin[plots]'")
         return
     for benchmark, title in BENCHMARKS.items():
-        rows = by_row(run for run in collect(records, "chosen", benchmark) if len(run["rows"]) == len(run["rows"][-1]))
+        rows = collect(records, "tuned", benchmark)
         if not rows:
             continue
         figure = Figure(figsize=(6.4, 3.6), layout="constrained")
         ax = figure.subplots()
-        for number, (row, found) in enumerate(rows.items()):
+        best_first = sorted(rows.items(), key=lambda item: -float(scores(item[1].values())[0].mean()))
+        for number, (row, found) in enumerate(best_first):
             means = np.array([[100 * np.mean(line) for line in run["rows"]] for run in found.values()])
             steps, middle, spread = np.arange(1, means.shape[1] + 1), means.mean(0), means.std(0)
             color, style = COLORS[number % len(COLORS)], "-" if number < len(COLORS) else "--"
             ax.plot(steps, middle, style, color=color, label=row, linewidth=2 if row == "re-basin" else 1.2)
             ax.fill_between(steps, middle - spread, middle + spread, color=color, alpha=0.15, linewidth=0)
         ax.set(xlabel="tasks learnt", ylabel="mean accuracy of the tasks so far, %", title=title)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.spines[["top", "right"]].set_visible(False)
         ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
         figure.savefig(folder / f"continual-{benchmark}.svg")

@@ -25,12 +25,12 @@ def configs(quick: bool) -> list[dict[str, Any]]:
 
 
 def run(config: dict[str, Any], device: str) -> dict[str, Any]:
-    """Train, permute, and follow the descent with default arguments, without the final polish."""
+    """Train, permute, and follow the descent, without the first look and the final polish."""
     model, example = _make(config, device)
     symmetry = ob.symmetry(model, example)
     planted = symmetry.random(torch.Generator().manual_seed(config["seed"] + 1))
     copy = planted.apply(model)
-    found = ob.align(copy, to=model.state_dict(), symmetry=symmetry, polish=False, check_every=1)
+    found = ob.align(copy, to=model.state_dict(), symmetry=symmetry, first_look=False, polish=False, check_every=1)
     return {
         "exact": found.permutation == planted.inverse(),
         "seconds": found.seconds,

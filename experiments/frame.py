@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import multiprocessing
@@ -119,6 +120,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@functools.cache  # the code that runs is what was there when it was imported
 def _commit() -> str:
     """The commit of this checkout; a copy without its history is told by ONEBASIN_COMMIT."""
     if "ONEBASIN_COMMIT" in os.environ:

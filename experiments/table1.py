@@ -25,10 +25,11 @@ INITS, DEPTHS = ("Rnd", "Pol3", "Pol1"), (2, 4, 8)
 METHODS = {
     "wm": "weight matching",
     "wm-restarts": "weight matching, restarts for as long as ours takes",
-    "sinkhorn": "Sinkhorn L2 (ours)",
-    "sinkhorn-no-polish": "Sinkhorn L2 (ours), without polish",
-    "sinkhorn-restarts": "Sinkhorn L2 (ours), up to 5 restarts",
-    "sinkhorn-unrolled": "Sinkhorn L2 (ours), without polish, unrolled gradient",
+    "sinkhorn": "Sinkhorn L2 (ours): first look, then descent and polish",
+    "sinkhorn-descent": "Sinkhorn L2 (ours), descent and polish",
+    "sinkhorn-no-polish": "Sinkhorn L2 (ours), descent alone",
+    "sinkhorn-restarts": "Sinkhorn L2 (ours), descent and polish, up to 5 restarts",
+    "sinkhorn-unrolled": "Sinkhorn L2 (ours), descent alone, unrolled gradient",
     "authors": "Sinkhorn L2 (authors' package)",
 }
 
@@ -92,7 +93,7 @@ def _solve(method: str, model: nn.Module, copy: Any, target: Any, symmetry: ob.S
             source, model, 1, "L2", lambda state: float(distance(state, target)), identity=True, patience=100
         )
     if method == "wm-restarts":
-        seconds = ob.align(copy, to=target, symmetry=symmetry, seed=seed).seconds
+        seconds = ob.align(copy, to=target, symmetry=symmetry, seed=seed, first_look=False).seconds
         once = ob.align(copy, to=target, symmetry=symmetry, seed=seed, method="weight-matching")
         restarts = int(seconds / once.seconds)
         result = ob.align(copy, to=target, symmetry=symmetry, seed=seed, method="weight-matching", restarts=restarts)
@@ -100,12 +101,13 @@ def _solve(method: str, model: nn.Module, copy: Any, target: Any, symmetry: ob.S
     options: dict[str, Any] = {
         "wm": {"method": "weight-matching"},
         "sinkhorn": {},
-        "sinkhorn-no-polish": {"polish": False},
-        "sinkhorn-restarts": {"restarts": 5},
-        "sinkhorn-unrolled": {"polish": False, "gradient": "unrolled"},
+        "sinkhorn-descent": {"first_look": False},
+        "sinkhorn-no-polish": {"first_look": False, "polish": False},
+        "sinkhorn-restarts": {"first_look": False, "restarts": 5},
+        "sinkhorn-unrolled": {"first_look": False, "polish": False, "gradient": "unrolled"},
     }[method]
     result = ob.align(copy, to=target, symmetry=symmetry, seed=seed, **options)
-    return result.model, len([entry for entry in result.history if "soft" in entry or "sweep" in entry])
+    return result.model, len([entry for entry in result.history if "hard" in entry or "sweep" in entry])
 
 
 def draw(records: list[dict[str, Any]], folder: Path) -> None:

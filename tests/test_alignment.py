@@ -38,7 +38,7 @@ def test_planted_permutations_are_found(method, name):
     inputs = CASES[name].inputs()
     twin, symmetry, answer = planted(model, inputs)
     data = [(torch.randn(64, *inputs.shape[1:]) if inputs.is_floating_point() else inputs, None) for _ in range(4)]
-    options = {"data": data} if method == "activation-matching" else {}
+    options = {"activation-matching": {"data": data}, "sinkhorn": {"first_look": False}}.get(method, {})
     result = ob.align(twin, to=model, symmetry=symmetry, method=method, init=None, **options)
     if name == "tied embedding" and method == "activation-matching":
         assert result.cost <= result.start_cost  # the few tokens there are tell too little
@@ -47,6 +47,25 @@ def test_planted_permutations_are_found(method, name):
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in result.model.state_dict().items())
     if name not in ("attention by hand",):
         assert result.permutation == answer
+
+
+@pytest.mark.parametrize("name", ["mlp relu", "batch norm 2d", "grouped conv", "densenet", "tied embedding", "lstm"])
+def test_one_look_finds_a_copy(name):
+    torch.manual_seed(1)
+    model = CASES[name].make()
+    twin, symmetry, answer = planted(model, CASES[name].inputs())
+    result = ob.align(twin, to=model, symmetry=symmetry)
+    assert result.permutation == answer
+    assert result.converged
+    assert len(result.history) == 1
+
+
+def test_a_look_that_finds_nothing_changes_nothing():
+    a, b = mlp(), mlp()
+    nn.init.normal_(b[0].weight)
+    looked, plain = (ob.align(b, to=a, example_inputs=X, steps=5, first_look=first) for first in (True, False))
+    assert looked.permutation == plain.permutation
+    assert looked.history == plain.history
 
 
 @pytest.mark.parametrize("name", ["lstm", "gru", "vision transformer"])
@@ -62,7 +81,7 @@ def test_nothing_is_touched_and_the_result_tells_all():
     model = mlp()
     twin, _, answer = planted(model, X)
     before = copy.deepcopy((model.state_dict(), twin.state_dict()))
-    result = ob.align(twin, to=model, example_inputs=X)
+    result = ob.align(twin, to=model, example_inputs=X, first_look=False)
     for state, kept in zip((model.state_dict(), twin.state_dict()), before, strict=True):
         assert all(torch.equal(state[key], value) for key, value in kept.items())
     assert result.permutation == answer
@@ -103,7 +122,7 @@ def test_no_method_ends_above_its_start(method, objective):
 def test_a_descent_can_be_resumed():
     model = mlp()
     twin, symmetry, answer = planted(model, X)
-    first = ob.align(twin, to=model, symmetry=symmetry, steps=5, polish=False)
+    first = ob.align(twin, to=model, symmetry=symmetry, steps=5, polish=False, first_look=False)
     assert not first.converged
     second = ob.align(twin, to=model, symmetry=symmetry, steps=95, polish=False, logits=first.logits)
     assert second.history[0]["soft"] < first.history[0]["soft"]
@@ -140,9 +159,9 @@ def test_seeds_callbacks_and_options():
     model = mlp()
     twin, symmetry, _ = planted(model, X)
     seen = []
+    descent = {"steps": 3, "noise": 0.1, "seed": 5, "polish": False}
     first, second = (
-        ob.align(twin, to=model, symmetry=symmetry, steps=3, noise=0.1, seed=5, callback=seen.append, polish=False)
-        for _ in range(2)
+        ob.align(twin, to=model, symmetry=symmetry, first_look=False, **descent, callback=seen.append) for _ in range(2)
     )
     assert first.history == second.history
     assert len(seen) == 6

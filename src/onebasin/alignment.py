@@ -145,8 +145,8 @@ def align(
             found = replace(found, permutation=chosen.identity(), cost=start_cost)
         if best is None or found.cost < best[0].cost:
             best = found, start
-        if found.cost <= getattr(objective, "floor", -math.inf):
-            break  # nothing costs less
+        if found.cost <= problem.floor:
+            break
     assert best is not None
     found, start = best
     permutation = Permutation(symmetry, {**symmetry.identity().indices, **found.permutation.indices}) @ start

@@ -34,6 +34,7 @@ class RebasinNet(nn.Module):
         noise: standard deviation of the normal noise added to the start.
         mass: see `init`.
         gradient: "implicit" or "unrolled", see `onebasin.sinkhorn`.
+        solver_steps: the most steps of the implicit gradient's solver; likewise.
         generator: for the noise.
     """
 
@@ -48,11 +49,12 @@ class RebasinNet(nn.Module):
         mass: float = 0.5,
         gradient: Literal["implicit", "unrolled"] = "implicit",
         generator: torch.Generator | None = None,
+        solver_steps: int = 200,
     ):
         super().__init__()
         state = read_state(model)
         self.symmetry = symmetry.bind(model)
-        self.tau, self.num_iters, self.gradient = tau, num_iters, gradient
+        self.tau, self.num_iters, self.gradient, self.solver_steps = tau, num_iters, gradient, solver_steps
         buffers = {key for key, _ in model.named_buffers()} if isinstance(model, nn.Module) else set()
         # A plain tuple, so that these are neither parameters nor buffers of ours.
         self._tensors = (state, buffers)
@@ -94,12 +96,9 @@ class RebasinNet(nn.Module):
 
     def plans(self, check: bool = True) -> dict[str, Tensor]:
         """The plan of every group, all groups of one size in one call of the operator."""
-        return self._split(
-            {
-                size: sinkhorn(logits, self.tau, self.num_iters, gradient=self.gradient, check=check)  # type: ignore[arg-type]
-                for size, logits in self.logits.items()
-            }
-        )
+        options = {"gradient": self.gradient, "check": check, "solver_steps": self.solver_steps}
+        plans = {size: sinkhorn(logits, self.tau, self.num_iters, **options) for size, logits in self.logits.items()}
+        return self._split(plans)
 
     def forward(self, params: Mapping[str, Any] | None = None, plans: Mapping[str, Tensor] | None = None) -> State:
         """Softly permuted tensors: parameters differentiable in the logits (and in `params`), buffers detached and fresh.

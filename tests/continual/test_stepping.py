@@ -35,3 +35,19 @@ def test_runs_of_different_length():
 
     interleave([count("a", 1), count("b", 3), count("c", 0)], "cpu")
     assert done == ["a", "b", "b", "b"]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_what_runs_have_made_can_be_read_at_once():
+    made: list[torch.Tensor] = []
+
+    def work():
+        matrix = torch.eye(4000, device="cuda")
+        for _ in range(50):
+            matrix = matrix @ matrix
+        made.append(matrix.sum())
+        yield None
+
+    interleave([work() for _ in range(3)], "cuda")
+    assert [float(value) for value in made] == [4000.0] * 3

@@ -149,3 +149,22 @@ def test_code_paths_agree(scale, dtype):
     assert torch.equal(batch, blind)
     singles = [adjoint.implicit_gradient(*problem, 0.9) for problem in zip(fast.plan, fast.columns, grad, strict=True)]
     assert torch.allclose(batch, torch.stack(singles), atol=1e4 * eps)
+
+
+def test_every_step_of_the_solver_lowers_the_error():
+    logits = 6 * torch.randn(2, 24, 24, dtype=torch.float64)
+    weights = torch.randn(2, 24, 24, dtype=torch.float64)
+
+    def gradient(steps: int) -> torch.Tensor:
+        leaf = logits.clone().requires_grad_()
+        (sinkhorn(leaf, num_iters=100, solver_steps=steps) * weights).sum().backward()
+        assert leaf.grad is not None
+        return leaf.grad
+
+    exact = gradient(200)
+    errors = [float((gradient(steps) - exact).norm() / exact.norm()) for steps in (1, 3, 10, 30)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 1e-3
+    assert errors[-1] < 1e-2
+    with pytest.raises(ValueError, match="solver_steps"):
+        sinkhorn(logits, solver_steps=0)

@@ -89,7 +89,7 @@ def test_operators_are_described_faithfully_to_the_compiler():
         torch.library.opcheck(operators.sinkhorn_plan, (logits, 1.0, 20, None), test_utils="test_schema")
         torch.library.opcheck(operators.sinkhorn_plan, (logits, 1.0, 20, 1e-3), test_utils="test_faketensor")
     plan = sinkhorn(normal(3, 4, 4))
-    sample = (plan, plan.sum(-2), normal(3, 4, 4), 1.0)
+    sample = (plan, plan.sum(-2), normal(3, 4, 4), 1.0, 200)
     torch.library.opcheck(operators.sinkhorn_gradient, sample, test_utils=("test_schema", "test_faketensor"))
 
 

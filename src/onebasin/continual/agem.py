@@ -30,26 +30,26 @@ class AGEM(Strategy):
 
         def step() -> None:
             task, memory = (self._gradient(feed) for feed in (self.feed, replay))
-            parts = project(task, memory).split([parameter.numel() for parameter in parameters])
+            parts = project(task, memory).split([parameter.numel() // self.members for parameter in parameters], dim=1)
             for parameter, part in zip(parameters, parts, strict=True):
-                parameter.grad = part.view_as(parameter)
+                parameter.grad = part.reshape(parameter.shape)
             optimizer.step()
 
         return step
 
     def _gradient(self, feed: Feed) -> Tensor:
-        """One long vector."""
+        """One long vector a member: (members, parameters)."""
         batch = feed.draw()
         cost = self.loss(self.answer(batch), batch.targets)
         gradients = torch.autograd.grad(cost, list(self.model.parameters()), materialize_grads=True)
-        return torch.cat([gradient.flatten() for gradient in gradients])
+        return torch.cat([gradient.reshape(self.members, -1) for gradient in gradients], dim=1)
 
 
 def project(gradient: Tensor, reference: Tensor) -> Tensor:
     """The gradient without what it has against the reference; the gradient itself where they agree.
 
-    Without a branch, so that a captured step takes either way.
+    Along the last axis, and without a branch, so that a captured step takes either way.
     """
-    square = torch.dot(reference, reference).clamp_(min=torch.finfo(reference.dtype).tiny)
-    against = torch.dot(gradient, reference).clamp_(max=0) / square
-    return torch.addcmul(gradient, reference, against, value=-1)
+    square = torch.linalg.vecdot(reference, reference).clamp_(min=torch.finfo(reference.dtype).tiny)
+    against = torch.linalg.vecdot(gradient, reference).clamp_(max=0) / square
+    return torch.addcmul(gradient, reference, against.unsqueeze(-1), value=-1)

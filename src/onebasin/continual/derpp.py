@@ -46,8 +46,7 @@ class DERPlusPlus(Strategy):
         self._second = None
         if self.replay is not None and self._answers is not None:
             memory = self.memory.samples
-            size = self.replay_size or min(self.batch_size, len(memory))
-            self._second = Feed(Samples(memory.inputs, self._answers, memory.heads), size, num_steps, self.generator)
+            self._second = self.open_memory(Samples(memory.inputs, self._answers, memory.heads), num_steps)
 
     def cost(self) -> Tensor:
         """The three terms, from one pass of the network."""
@@ -60,7 +59,7 @@ class DERPlusPlus(Strategy):
         return (
             self.loss(self.restrict(now, batch.heads), batch.targets)
             + self.beta * self.loss(self.restrict(replayed, old.heads), old.targets)
-            + self.alpha * functional.mse_loss(recalled, kept.targets)
+            + self.alpha * self.members * functional.mse_loss(recalled, kept.targets)
         )
 
     def keep(self, samples: Samples) -> None:

@@ -68,6 +68,7 @@ class EWC(Strategy):
         count = len(samples) if self.num_fisher is None else min(self.num_fisher, len(samples))
         size = min(self.fisher_batch, count)
         order = torch.randperm(len(samples), generator=self.generator)[: count // size * size].view(-1, size)
+        order = order.repeat_interleave(self.members, dim=1)  # every example to every member
 
         def cost(params: dict[str, Tensor], inputs: Tensor, targets: Tensor, heads: Tensor) -> Tensor:
             return self.loss(self.answer(Samples(inputs, targets, heads), params), targets)

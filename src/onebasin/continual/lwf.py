@@ -59,7 +59,7 @@ class LwF(Strategy):
             return cost
         with torch.no_grad():
             before = self._soften(self._teacher(inputs)).exp()
-        return cost - self.strength * (before * self._soften(output)).sum((0, 2)).mean()
+        return cost - self.strength * self.members * (before * self._soften(output)).sum((0, 2)).mean()
 
     def _soften(self, output: Tensor) -> Tensor:
         """Log-probabilities at a temperature in every earlier head: (heads, batch, classes)."""

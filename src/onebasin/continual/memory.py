@@ -15,12 +15,13 @@ class Memory:
 
     Args:
         per_class: examples of a class and task.
+        members: networks trained side by side, which have as many each, in turn.
     """
 
-    def __init__(self, per_class: int):
+    def __init__(self, per_class: int, members: int = 1):
         if per_class < 0:
             raise ValueError(f"memory_per_class must not be negative, got {per_class}")
-        self.per_class = per_class
+        self.per_class, self.members = per_class, members
         self._samples: Samples | None = None
 
     def __len__(self) -> int:
@@ -41,8 +42,9 @@ class Memory:
         """
         if not self.per_class:
             return None
-        index = _choose(task.targets.cpu(), self.per_class, generator).to(task.inputs.device)
-        kept = task.at(index)
+        targets = task.targets.cpu()
+        choices = [_choose(targets, self.per_class, generator) for _ in range(self.members)]
+        kept = task.at(torch.stack(choices, dim=1).flatten().to(task.inputs.device))
         self._samples = kept if self._samples is None else Samples.join([self._samples, kept])
         return kept
 

@@ -48,6 +48,7 @@ class RebasinStrategy(Strategy):
         mass: start from an identity whose plan holds this mass on the diagonal, whatever its size, instead of the paper's.
         tau: temperature of the Sinkhorn operator.
         num_iters: its rounds.
+        solver_steps: the most steps of its gradient's solver. The plans grow sharp, and the default solves to rounding.
         training: see `Training`. Here `optimizer` is for delta, and SGD with a step of 0.05 and weight decay 0.1 if not
             given; `first_optimizer` is Adam with a step of 1e-3; and `reset_norms` is on, because no step has seen the
             fused network.
@@ -71,6 +72,7 @@ class RebasinStrategy(Strategy):
         mass: float | None = None,
         tau: float = 1.0,
         num_iters: int = 20,
+        solver_steps: int = 200,
         **training: Unpack[Training],
     ):
         defaults: Training = {"optimizer": sgd(0.05, weight_decay=0.1), "first_optimizer": adam(1e-3), "reset_norms": True}
@@ -87,7 +89,8 @@ class RebasinStrategy(Strategy):
         self.alpha, self.fusion, self.residual = alpha, fusion, residual
         self.weighting: Weighting = weighting
         self.plan_optimizer = plan_optimizer or adam(0.1)
-        self.clip, self.noise, self.mass, self.tau, self.num_iters = clip, noise, mass, tau, num_iters
+        self.clip, self.noise, self.mass = clip, noise, mass
+        self.tau, self.num_iters, self.solver_steps = tau, num_iters, solver_steps
         self.history: list[dict[str, float]] = []
         self._half_way: HalfWay | None = None
 
@@ -120,7 +123,15 @@ class RebasinStrategy(Strategy):
             return None
         start, mass = (None, 0.5) if self.mass is None else (self.symmetry.identity(), self.mass)
         return RebasinNet(
-            self.model, self.symmetry, self.tau, self.num_iters, start, self.noise, mass, generator=self.generator
+            self.model,
+            self.symmetry,
+            self.tau,
+            self.num_iters,
+            start,
+            self.noise,
+            mass,
+            generator=self.generator,
+            solver_steps=self.solver_steps,
         )
 
     def finish(self, samples: Samples) -> None:
@@ -136,9 +147,9 @@ class RebasinStrategy(Strategy):
 
     def _harden(self, here: HalfWay, net: RebasinNet, samples: Samples) -> Permutation:
         """The assignment on the plans or that on the logits: the one that costs less half way, on task and memory."""
-        feeds = [Feed(samples, _NUM_JUDGES, 1, self.generator)]
+        feeds = [Feed(samples, _NUM_JUDGES, 1, self.generator, self.members)]
         if len(self.memory):
-            feeds.append(Feed(self.memory.samples, _NUM_JUDGES, 1, self.generator))
+            feeds.append(Feed(self.memory.samples, _NUM_JUDGES, 1, self.generator, self.members, own=True))
         judges = Samples.join([feed.draw() for feed in feeds])
 
         def cost(permutation: Permutation) -> float:

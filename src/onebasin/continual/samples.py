@@ -54,15 +54,30 @@ class Feed:
         batch_size: examples a batch.
         num_steps: batches that can be drawn.
         generator: on the CPU, so that the order does not depend on the device.
+        members: networks trained side by side, see `Training`: example j of a batch is for member j % members, and each
+            member has an order of its own. A batch then has `batch_size` examples for each.
+        own: whether the samples too belong to members in turn, and each draws from its own alone.
     """
 
-    def __init__(self, samples: Samples, batch_size: int, num_steps: int, generator: torch.Generator):
+    def __init__(
+        self,
+        samples: Samples,
+        batch_size: int,
+        num_steps: int,
+        generator: torch.Generator,
+        members: int = 1,
+        own: bool = False,
+    ):
         self.samples = samples
-        device, num_samples = samples.inputs.device, len(samples)
+        device = samples.inputs.device
+        num_samples = len(samples) // members if own else len(samples)
         num_passes = -(-num_steps * batch_size // num_samples)
-        keys = torch.rand(num_passes, num_samples, generator=generator).to(device)
-        order = keys.argsort(dim=1, stable=True).flatten()  # stable: equal keys must not depend on the device either
-        self._order = order[: num_steps * batch_size].view(num_steps, batch_size)
+        keys = torch.rand(num_passes, members, num_samples, generator=generator).to(device)
+        order = keys.argsort(dim=-1, stable=True)  # stable: equal keys must not depend on the device either
+        if own:
+            order = order * members + torch.arange(members, device=device).unsqueeze(1)
+        rows = order.transpose(1, 2).flatten()
+        self._order = rows[: num_steps * batch_size * members].view(num_steps, batch_size * members)
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
 
     def draw(self) -> Samples:

@@ -61,9 +61,10 @@ def interleave(runs: Sequence[Iterator[object]], device: torch.device | str) -> 
     """Advance several runs in turn until all are done; on CUDA each on a stream of its own, so that they share the device.
 
     Small networks leave most of a GPU idle: five seeds side by side take little longer than one. What the runs have in
-    common must be made before.
+    common must be made before. The caller's stream waits for all of them, so that what they made can be read.
     """
     pending = [(run, _new_stream(device)) for run in runs]
+    streams = [stream for _, stream in pending if stream is not None]
     while pending:
         left = []
         for run, stream in pending:
@@ -71,6 +72,8 @@ def interleave(runs: Sequence[Iterator[object]], device: torch.device | str) -> 
                 if next(run, _DONE) is not _DONE:
                     left.append((run, stream))
         pending = left
+    for stream in streams:
+        torch.cuda.current_stream().wait_stream(stream)
 
 
 def _new_stream(device: torch.device | str) -> torch.cuda.Stream | None:

@@ -36,6 +36,9 @@ class Training(TypedDict, total=False):
         reset_norms: estimate batch-norm statistics anew after each task, on batches in which all tasks so far have the same
             share; needs a memory. Otherwise they are those of the training batches.
         seed: of batches and memory.
+        members: how many networks the model is, stacked along the first axis of every parameter, to be trained side by side
+            in the time of little more than one. Example j of a batch is for member j % members, and the cost is the sum of
+            theirs. Each has its own batches and its own memory.
         capture: run steps as CUDA graphs. The optimiser must be one that can be captured: SGD and the Adam family are.
     """
 
@@ -48,6 +51,7 @@ class Training(TypedDict, total=False):
     replay_size: int | None
     reset_norms: bool
     seed: int
+    members: int
     capture: bool
 
 
@@ -89,24 +93,27 @@ class Strategy:
         replay_size: int | None = None,
         reset_norms: bool = False,
         seed: int = 0,
+        members: int = 1,
         capture: bool = False,
     ):
         parameter = next(model.parameters(), None)
         if parameter is None:
             raise ValueError("the model has no parameters to train")
         counts = {"batch_size": batch_size, "epochs": epochs, "first_epochs": first_epochs, "replay_size": replay_size}
+        counts["members"] = members
         for name, value in counts.items():
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if capture and parameter.device.type != "cuda":
             raise ValueError(f"capture=True needs a model on a CUDA device, this one is on {parameter.device}")
         self.model = copy.deepcopy(model).eval()
-        self.loss, self.device = loss, parameter.device
+        self.loss = loss if members == 1 else lambda output, target: members * loss(output, target)
+        self.members, self.device = members, parameter.device
         self.optimizer = optimizer or sgd()
         self.first_optimizer, self.first_epochs = first_optimizer or self.optimizer, first_epochs or epochs
         self.batch_size, self.epochs, self.replay_size = batch_size, epochs, replay_size
         self.reset_norms, self.capture = reset_norms, capture
-        self.memory = Memory(memory_per_class if self.replays else 0)
+        self.memory = Memory(memory_per_class if self.replays else 0, members)
         self.generator = torch.Generator().manual_seed(seed)
         self.heads: list[tuple[int, ...] | None] = []
         self._forbidden: Tensor | None = None
@@ -184,10 +191,14 @@ class Strategy:
 
     def open_feeds(self, samples: Samples, num_steps: int) -> None:
         """Draw the order of this task's batches, and of the memory's."""
-        self._feed = Feed(samples, self.batch_size, num_steps, self.generator)
+        self._feed = Feed(samples, self.batch_size, num_steps, self.generator, self.members)
         if len(self.memory):
-            size = self.replay_size or min(self.batch_size, len(self.memory))
-            self._replay = Feed(self.memory.samples, size, num_steps, self.generator)
+            self._replay = self.open_memory(self.memory.samples, num_steps)
+
+    def open_memory(self, samples: Samples, num_steps: int) -> Feed:
+        """Draw the order of batches of the memory, or of other samples that stand in its order."""
+        size = self.replay_size or min(self.batch_size, len(samples) // self.members)
+        return Feed(samples, size, num_steps, self.generator, self.members, own=True)
 
     def make_optimizer(self, make: MakeOptimizer, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """An optimiser, made fit for capture on a CUDA device."""
@@ -228,7 +239,7 @@ class Strategy:
     def _admit(self, task: Task) -> Samples:
         """Check a task, give it a head, and bring it to the device."""
         with torch.no_grad():
-            output = self.model(as_input(task.inputs[:1].to(self.device)))
+            output = self.model(as_input(task.inputs[:1].to(self.device).repeat_interleave(self.members, dim=0)))
         if task.classes is not None:
             if output.dim() != 2 or not all(0 <= c < output.shape[1] for c in task.classes):
                 raise ValueError(f"the classes {task.classes} are not all outputs of the model, {tuple(output.shape[1:])}")
@@ -252,17 +263,18 @@ class Strategy:
         if not batch_norms(self.model):
             return
         num_new = max(1, _NORM_BATCH_SIZE // self.num_tasks)
+        num_old = _NORM_BATCH_SIZE - num_new
         feeds = [
-            Feed(samples, num_new, _NORM_BATCHES, self.generator),
-            Feed(self.memory.samples, _NORM_BATCH_SIZE - num_new, _NORM_BATCHES, self.generator),
+            Feed(samples, num_new, _NORM_BATCHES, self.generator, self.members),
+            Feed(self.memory.samples, num_old, _NORM_BATCHES, self.generator, self.members, own=True),
         ]
         reset_statistics(self.model, [as_input(torch.cat([f.draw().inputs for f in feeds])) for _ in range(_NORM_BATCHES)])
 
     # ------------------------------------------------------------------------------------------------- looking and saving
 
     def accuracies(self, tasks: Iterable[Task]) -> Tensor:
-        """The share of right answers in each task, on the device: nothing waits until it is read."""
-        return torch.stack([accuracy(self.model, task.to(self.device)) for task in tasks])
+        """The share of right answers in each task, (tasks,) or (tasks, members); on the device, so nothing waits for it."""
+        return torch.stack([accuracy(self.model, task.to(self.device), self.members) for task in tasks])
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next task depends on: tensors and plain values, for ``torch.save``."""
@@ -284,17 +296,24 @@ class Strategy:
         self.generator.set_state(state["generator"].cpu())
 
 
-def accuracy(model: nn.Module, task: Task, batch_size: int = 5000) -> Tensor:
-    """The share of right answers in eval mode, among the classes of the task if it has any; on the device of the task."""
-    right = torch.zeros((), device=task.inputs.device)
+def accuracy(model: nn.Module, task: Task, members: int = 1, batch_size: int = 5000) -> Tensor:
+    """The share of right answers in eval mode, among the classes of the task if it has any; on the device of the task.
+
+    Args:
+        model: left as it is.
+        task: what to answer.
+        members: networks in the model, see `Training`; the result then is (members,).
+        batch_size: examples at a time.
+    """
+    right = torch.zeros(members, device=task.inputs.device)
     allowed = None if task.classes is None else torch.tensor(task.classes, device=task.inputs.device)
     modes = {module: module.training for module in model.modules()}
     model.eval()
     with torch.no_grad():
         for inputs, targets in zip(task.inputs.split(batch_size), task.targets.split(batch_size), strict=True):
-            output = model(as_input(inputs))
+            output = model(as_input(inputs.repeat_interleave(members, dim=0) if members > 1 else inputs))
             chosen = output.argmax(1) if allowed is None else allowed[output[:, allowed].argmax(1)]
-            right += (chosen == targets).sum()
+            right += (chosen.view(-1, members) == targets.unsqueeze(1)).sum(0)
     for module, mode in modes.items():
         module.training = mode
-    return right / len(task)
+    return (right if members > 1 else right.squeeze(0)) / len(task)

@@ -59,6 +59,11 @@ class Problem:
         """What to compute in."""
         return (self.target.shapes if isinstance(self.target, LazyState) else self.target)[self.keys[0]].dtype
 
+    @property
+    def floor(self) -> float:
+        """No permutation costs less, as far as the objective knows."""
+        return getattr(self.objective, "floor", -math.inf)
+
     def fresh(self, params: Mapping[str, Any]) -> State:
         """The same parameters with buffers of their own: a batch norm in train mode writes into its statistics."""
         counted = {key for tied in self.symmetry.ties for key in tied} | set(self.keys)

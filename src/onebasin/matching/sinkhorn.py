@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from onebasin.hardening import harden, plan_shape
 from onebasin.matching.problem import Found, Problem
 from onebasin.matching.weights import polish as polish_permutation
 from onebasin.network import RebasinNet
@@ -27,6 +28,7 @@ def match_by_sinkhorn(
     mass: float = 0.5,
     noise: float = 0.0,
     polish: bool | None = None,
+    first_look: bool = True,
     logits: dict[str, torch.Tensor] | None = None,
 ) -> Found:
     """Minimise the objective over soft permutations by Adam, keep the best hard one seen on the way.
@@ -49,6 +51,8 @@ def match_by_sinkhorn(
         mass: see `start`.
         noise: standard deviation of the noise added to the start.
         polish: finish with weight-matching sweeps if they lower the cost; by default without data only.
+        first_look: without data, try first what the gradient at uniform plans points to, and end there if it costs nothing,
+            as it does for a copy.
         logits: go on from these (the ``state_dict()`` of a `RebasinNet` of the same problem).
     """
     net = RebasinNet(
@@ -64,6 +68,13 @@ def match_by_sinkhorn(
     ).to(problem.device, problem.dtype)
     if logits is not None:
         net.load_state_dict(logits)
+    elif first_look and problem.batches is None and problem.symmetry.groups and problem.floor > -math.inf:
+        guess = _look_first(problem, net)
+        cost = problem.cost(guess)
+        if cost <= problem.floor:
+            entry = {"step": 0, "hard": cost, "best": cost}
+            problem.report(entry)
+            return Found(guess, cost, [entry], True, net.state_dict())
     optimizer = torch.optim.Adam([{"params": [p], "lr": lr * max(math.log10(int(n)), 1.0)} for n, p in net.logits.items()])
     search = _Search(problem)
     stream = problem.stream()
@@ -85,6 +96,24 @@ def match_by_sinkhorn(
             search.offer(polish_permutation(problem, candidate), what="polish")
     converged = len(search.history) == 0 or search.history[-1]["step"] < steps - 1
     return Found(search.best, search.cost, search.history, converged, net.state_dict())
+
+
+def _look_first(problem: Problem, net: RebasinNet) -> Permutation:
+    """The permutation that lowers the cost most, to first order, where every plan is uniform.
+
+    There a unit is known by what no permutation of its neighbours changes: its bias, the sums of its weights. In a copy
+    these are the same numbers, so one gradient finds the permutation that made it.
+    """
+    symmetry = problem.symmetry
+    plans = {
+        name: torch.full(plan_shape(symmetry, group), 1 / group.size, device=problem.device, dtype=problem.dtype)
+        for name, group in symmetry.groups.items()
+    }
+    for plan in plans.values():
+        plan.requires_grad_()
+    cost = problem.objective(net(problem.source, plans), problem.target, None)
+    gradients = torch.autograd.grad(cost, list(plans.values()), materialize_grads=True)
+    return harden(symmetry, {name: -gradient for name, gradient in zip(plans, gradients, strict=True)})
 
 
 class _Search:
@@ -113,7 +142,7 @@ class _Search:
 
     def candidates(self) -> list[Permutation]:
         """What is worth polishing: the best, and where the descent ended, which may lie in a better basin."""
-        if self.cost <= getattr(self.problem.objective, "floor", -math.inf):
+        if self.cost <= self.problem.floor:
             return []
         return [self.best] if self.last == self.best else [self.best, self.last]
 
@@ -124,4 +153,4 @@ class _Search:
         self.history.append({"step": self.history[-1]["step"] if self.history else 0, what: cost, "best": self.cost})
 
     def finished(self, step: int, patience: int) -> bool:
-        return self.cost <= getattr(self.problem.objective, "floor", -math.inf) or step - self.last_gain > patience
+        return self.cost <= self.problem.floor or step - self.last_gain > patience

@@ -20,7 +20,13 @@ CURVATURE_FLOOR = 1.0  # in units of eps: below it, a direction cannot be told f
 
 
 def implicit_gradient(
-    plan: Tensor, columns: Tensor, grad: Tensor, tau: float, read_every: int = 1, out: Tensor | None = None
+    plan: Tensor,
+    columns: Tensor,
+    grad: Tensor,
+    tau: float,
+    read_every: int = 1,
+    out: Tensor | None = None,
+    max_steps: int = MAX_STEPS,
 ) -> Tensor:
     """The gradient with respect to the logits, all (n, n) or (batch, n, n); ``grad`` is left as it is.
 
@@ -31,6 +37,7 @@ def implicit_gradient(
         tau: The temperature of the plan.
         read_every: Steps between the looks at whether all problems are solved; 0 never looks (graph capture).
         out: Where to write the result.
+        max_steps: Of conjugate gradients.
     """
     weighted = torch.mul(plan, grad, out=out)
     row_rhs, column_rhs = weighted.sum(-1), weighted.sum(-2)
@@ -41,9 +48,9 @@ def implicit_gradient(
     rhs = (column_rhs - multiply(plan.mT, row_rhs / rows)) / size
     floor = 4 * torch.finfo(plan.dtype).eps * (_norm(row_rhs / size) + _norm(column_rhs / size))
     if plan.ndim == 2 and not plan.is_cuda:
-        y = _solve_one(plan, rows, columns, rhs, float(floor))
+        y = _solve_one(plan, rows, columns, rhs, float(floor), max_steps)
     else:
-        y = _solve(plan, rows, columns, rhs, floor, read_every)
+        y = _solve(plan, rows, columns, rhs, floor, read_every, max_steps)
     y.mul_(size)
     x = (row_rhs - multiply(plan, y)) / rows
     # Subtract before multiplying by the plan: on a hard plan the difference is exactly zero.
@@ -51,7 +58,9 @@ def implicit_gradient(
     return result if tau == 1.0 else result.div_(tau)
 
 
-def _solve(plan: Tensor, rows: Tensor, columns: Tensor, rhs: Tensor, floor: Tensor, read_every: int) -> Tensor:
+def _solve(
+    plan: Tensor, rows: Tensor, columns: Tensor, rhs: Tensor, floor: Tensor, read_every: int, max_steps: int
+) -> Tensor:
     """Conjugate gradients from zero on S y = rhs, off the constants, each problem of the batch by itself."""
     eps = torch.finfo(plan.dtype).eps
     residual = rhs - rhs.mean(-1, keepdim=True)
@@ -60,7 +69,7 @@ def _solve(plan: Tensor, rows: Tensor, columns: Tensor, rhs: Tensor, floor: Tens
     y = torch.zeros_like(residual)
     power = _dot(residual, residual)
     running = power > target
-    for step in range(MAX_STEPS):
+    for step in range(max_steps):
         if read_every and step % read_every == 0 and not running.any():
             break
         image = columns * direction - multiply(plan.mT, multiply(plan, direction) / rows)
@@ -76,7 +85,7 @@ def _solve(plan: Tensor, rows: Tensor, columns: Tensor, rhs: Tensor, floor: Tens
     return y
 
 
-def _solve_one(plan: Tensor, rows: Tensor, columns: Tensor, rhs: Tensor, floor: float) -> Tensor:
+def _solve_one(plan: Tensor, rows: Tensor, columns: Tensor, rhs: Tensor, floor: float, max_steps: int) -> Tensor:
     """The same for one problem, with host scalars: half the calls, and calls are the time at n = 256."""
     eps = torch.finfo(plan.dtype).eps
     residual = rhs - rhs.mean()
@@ -85,7 +94,7 @@ def _solve_one(plan: Tensor, rows: Tensor, columns: Tensor, rhs: Tensor, floor: 
     power = length_squared = float(torch.dot(residual, residual))
     target = max(100 * eps**2 * power, floor**2)
     transposed, weights = plan.t(), rows.reciprocal()
-    for _ in range(MAX_STEPS):
+    for _ in range(max_steps):
         if not power > target:
             break
         image = torch.mv(plan, direction).mul_(weights)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 
-from onebasin.operator.adjoint import implicit_gradient
+from onebasin.operator.adjoint import MAX_STEPS, implicit_gradient
 from onebasin.operator.rounds import Rounds, computing_dtype, run_log_rounds, run_rounds
 
 Backend = Literal["torch", "triton"]
@@ -46,7 +46,9 @@ def compute_plan(logits: Tensor, tau: float, num_iters: int, tol: float | None, 
     return Rounds(plan.view(shape), columns.view(shape[:-1]), rounds.view(shape[:-2]))
 
 
-def compute_gradient(plan: Tensor, columns: Tensor, grad: Tensor, tau: float, backend: Backend | None = None) -> Tensor:
+def compute_gradient(
+    plan: Tensor, columns: Tensor, grad: Tensor, tau: float, backend: Backend | None = None, max_steps: int = MAX_STEPS
+) -> Tensor:
     """The gradient with respect to the logits of a plan of any batch shape, in the plan's type.
 
     The incoming gradient may be of a lower precision than the plan.
@@ -60,15 +62,15 @@ def compute_gradient(plan: Tensor, columns: Tensor, grad: Tensor, tau: float, ba
         from onebasin.operator import launching
 
         with torch.cuda.device(plan.device):
-            result = launching.launch_gradient(*problems, tau)
+            result = launching.launch_gradient(*problems, tau, max_steps=max_steps)
     elif _is_one_by_one(problems[0]):
         result = torch.empty_like(problems[0])
         for each in zip(*problems, result, strict=True):
-            implicit_gradient(*each[:3], tau, out=each[3])
+            implicit_gradient(*each[:3], tau, out=each[3], max_steps=max_steps)
     else:
         # A look is free on the CPU and a wait on the GPU, where a few steps too many cost less.
         read_every = 0 if _is_capturing(plan) else 8 if plan.is_cuda else 1
-        result = implicit_gradient(*problems, tau, read_every=read_every)
+        result = implicit_gradient(*problems, tau, read_every=read_every, max_steps=max_steps)
     return result.view(plan.shape)
 
 
@@ -114,18 +116,20 @@ def _(logits: Tensor, tau: float, num_iters: int, tol: float | None) -> tuple[Te
 
 
 @torch.library.custom_op("onebasin::sinkhorn_gradient", mutates_args=())
-def _gradient_operator(plan: Tensor, columns: Tensor, grad: Tensor, tau: float) -> Tensor:
-    return compute_gradient(plan, columns, grad, tau)
+def _gradient_operator(plan: Tensor, columns: Tensor, grad: Tensor, tau: float, max_steps: int) -> Tensor:
+    return compute_gradient(plan, columns, grad, tau, max_steps=max_steps)
 
 
 @_gradient_operator.register_fake
-def _(plan: Tensor, columns: Tensor, grad: Tensor, tau: float) -> Tensor:
+def _(plan: Tensor, columns: Tensor, grad: Tensor, tau: float, max_steps: int) -> Tensor:
     return plan.new_empty(plan.shape)
 
 
-def plan_implicitly(logits: Tensor, tau: float, num_iters: int, tol: float | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def plan_implicitly(
+    logits: Tensor, tau: float, num_iters: int, tol: float | None, max_steps: int = MAX_STEPS
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The plan in the type of the logits, with the implicit gradient, and `compute_plan`'s without one."""
-    plan, solution, columns, rounds = _Plan.apply(logits, tau, num_iters, tol)  # pyright: ignore
+    plan, solution, columns, rounds = _Plan.apply(logits, tau, num_iters, tol, max_steps)  # pyright: ignore
     return plan, plan.detach() if _is_computing(logits) else solution, columns, rounds
 
 
@@ -137,7 +141,9 @@ class _Plan(torch.autograd.Function):
     """Logits to the plan in their type, that in the computing type if it is another, column sums, rounds."""
 
     @staticmethod
-    def forward(logits: Tensor, tau: float, num_iters: int, tol: float | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(
+        logits: Tensor, tau: float, num_iters: int, tol: float | None, max_steps: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         run = _plan_operator if torch.compiler.is_compiling() else compute_plan
         plan, columns, rounds = run(logits, tau, num_iters, tol)
         if _is_computing(logits):
@@ -150,21 +156,25 @@ class _Plan(torch.autograd.Function):
         ctx.mark_non_differentiable(solution, columns, rounds)
         ctx.set_materialize_grads(False)  # no zeros for the outputs that have no gradient
         ctx.save_for_backward(plan if _is_computing(inputs[0]) else solution, columns)
-        ctx.tau, ctx.dtype = inputs[1], inputs[0].dtype
+        ctx.tau, ctx.max_steps, ctx.dtype = inputs[1], inputs[4], inputs[0].dtype
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None, None, None, None]:
         if grad is None:
-            return None, None, None, None
+            return None, None, None, None, None
         plan, columns = ctx.saved_tensors
         # A node is needed only where something else may differentiate or batch it.
-        traced = torch.compiler.is_compiling() or torch.is_grad_enabled() or is_transformed(grad)
-        run = _Adjoint.apply if traced else compute_gradient
-        return run(plan, columns, grad, ctx.tau).to(ctx.dtype), None, None, None  # pyright: ignore
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or is_transformed(grad):
+            result = _Adjoint.apply(plan, columns, grad, ctx.tau, ctx.max_steps)  # pyright: ignore
+        else:
+            result = compute_gradient(plan, columns, grad, ctx.tau, max_steps=ctx.max_steps)
+        return result.to(ctx.dtype), None, None, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, logits: Tensor, tau: float, num_iters: int, tol: float | None) -> tuple:
-        outputs = _Plan.apply(logits.movedim(in_dims[0], 0), tau, num_iters, tol)
+    def vmap(
+        info: Any, in_dims: tuple, logits: Tensor, tau: float, num_iters: int, tol: float | None, max_steps: int
+    ) -> tuple:
+        outputs = _Plan.apply(logits.movedim(in_dims[0], 0), tau, num_iters, tol, max_steps)
         return outputs, (0, None if _is_computing(logits) else 0, 0, 0)
 
 
@@ -176,16 +186,16 @@ class _Adjoint(torch.autograd.Function):
     """The backward pass as a node of its own: vmap can batch it, and it says why it has no derivative."""
 
     @staticmethod
-    def forward(plan: Tensor, columns: Tensor, grad: Tensor, tau: float) -> Tensor:
+    def forward(plan: Tensor, columns: Tensor, grad: Tensor, tau: float, max_steps: int) -> Tensor:
         run = _gradient_operator if torch.compiler.is_compiling() else compute_gradient
-        return run(plan, columns, grad, tau)
+        return run(plan, columns, grad, tau, max_steps=max_steps)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         pass
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         raise NotImplementedError(
             "sinkhorn(gradient='implicit') has a first derivative only, and a second one was asked for "
             "(create_graph=True, a Hessian, a gradient penalty). Use gradient='unrolled', which can be "
@@ -193,9 +203,9 @@ class _Adjoint(torch.autograd.Function):
         )
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, plan: Tensor, columns: Tensor, grad: Tensor, tau: float) -> tuple:
+    def vmap(info: Any, in_dims: tuple, plan: Tensor, columns: Tensor, grad: Tensor, tau: float, max_steps: int) -> tuple:
         tensors = [
             tensor.unsqueeze(0).expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
             for tensor, dim in zip((plan, columns, grad), in_dims, strict=False)
         ]
-        return _Adjoint.apply(*tensors, tau), 0
+        return _Adjoint.apply(*tensors, tau, max_steps), 0

@@ -88,7 +88,9 @@ def launch_rounds(logits: Tensor, tau: float, num_iters: int, tol: float | None,
     return Rounds(*outputs)
 
 
-def launch_gradient(plan: Tensor, columns: Tensor, grad: Tensor, tau: float, team: Team | None = None) -> Tensor:
+def launch_gradient(
+    plan: Tensor, columns: Tensor, grad: Tensor, tau: float, team: Team | None = None, max_steps: int = MAX_STEPS
+) -> Tensor:
     """`implicit_gradient` by a kernel."""
     plan, columns, grad = plan.contiguous(), columns.contiguous(), grad.contiguous()
     n = plan.shape[-1]
@@ -97,14 +99,14 @@ def launch_gradient(plan: Tensor, columns: Tensor, grad: Tensor, tau: float, tea
     if n <= LARGEST_SINGLE and team is None:
         from onebasin.operator.kernels.single import single_gradient
 
-        single_gradient[(batch,)](plan, columns, grad, result, n, 1 / tau, MAX_STEPS, N=_pad(n), num_warps=_single_warps(n))
+        single_gradient[(batch,)](plan, columns, grad, result, n, 1 / tau, max_steps, N=_pad(n), num_warps=_single_warps(n))
         return result
     from onebasin.operator.kernels.team import GRADIENT_VECTORS, team_gradient
 
     team = team or choose_team(n, batch, _num_processors(plan.device))
     memory, counters = _team_memory(team, GRADIENT_VECTORS + 2 * team.size, n, plan.device)
     team_gradient[(team.size * team.num_teams,)](
-        plan, columns, grad, result, memory, counters, batch, n, 1 / tau, MAX_STEPS,
+        plan, columns, grad, result, memory, counters, batch, n, 1 / tau, max_steps,
         team.size, team.num_teams, **_team_options(team, n),
     )  # fmt: skip
     return result
