@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from onebasin.cli import curves, options, tasks
 from onebasin.cli.console import Output
+
+if TYPE_CHECKING:
+    from onebasin.checkpoints import Opened
+    from onebasin.permutation import Permutation
 
 
 def merge(
@@ -88,12 +92,8 @@ def merge(
         )
         state = tasks.in_types_of(like, merged)
         tasks.write_moved(out, state, like, force, track)
-        measured = {}
-        if lines:
-            # Seen from the first model, which may itself have moved: a line that is moved as a whole is the same line.
-            moved = [(found[0].inverse() @ own).apply(file) for own, file in zip(found, opened.checkpoints, strict=True)]
-            paths |= lines.measure(_others(names, moved, ", aligned"), track)
-            measured = lines.evaluate_state(state)
+        paths |= lines.measure(_others(names, _seen_from_first(found, opened), ", aligned"), track) if lines else {}
+        measured = lines.evaluate_state(state) if lines else {}
     permutations = {name: moves for name, moves in zip(names, found, strict=True) if not moves.is_identity}
     facts = {
         "weights": ", ".join(f"{share:.4g}" for share in shares),
@@ -108,6 +108,12 @@ def merge(
     output.facts({**facts, "wrote": "\n".join(str(path) for path in (out, report) if path is not None)})
     ended = {"report": report, "history": history, "symmetry": opened.symmetry.summary(), "notes": tasks.all_notes(opened)}
     output.finish({**record, **ended, "merged": measured, "paths": curves.record(paths)})
+
+
+def _seen_from_first(permutations: Sequence[Permutation], opened: Opened) -> list[Any]:
+    """The aligned models, all moved so that the first, which may have moved too, is where it was: the lines are the same."""
+    back = permutations[0].inverse()
+    return [(back @ own).apply(file) for own, file in zip(permutations, opened.checkpoints, strict=True)]
 
 
 def _others(names: Sequence[str], states: Sequence[Any], ending: str = "") -> dict[str, Any]:
