@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onebasin.batches import Enough, check_rereadable, copy_model, run_batches
+from onebasin.batches import Enough, check_rereadable, copy_model, run_batches, take_example
 
 
 class Recorder(nn.Module):
@@ -22,6 +22,20 @@ def test_a_batch_is_inputs_or_a_pair():
     run_batches(model, [x, (x, y), [x, y], (x,), ((x, 3.0), y), {"x": x, "scale": 4.0}, ({"x": x}, y)])
     assert [scale for _, scale in model.seen] == [1, 1, 1, 1, 3, 4, 1]
     assert all(torch.equal(seen, x) for seen, _ in model.seen)
+
+
+def test_examples_are_rows_of_the_first_batch():
+    x, y = torch.randn(8, 3), torch.zeros(8)
+    assert torch.equal(take_example([(x, y), (y, y)]), x[:2])
+    assert torch.equal(take_example([x]), x[:2])
+    first, second = take_example([([x, x], y)])
+    assert torch.equal(first, second)
+    assert len(first) == 2
+    mask = torch.zeros(5, 5)  # has no rows of the batch
+    whole = take_example([({"x": x, "mask": mask}, y)])
+    assert whole["x"] is x
+    assert whole["mask"] is mask
+    assert take_example([]) is None
 
 
 def test_refusals():

@@ -24,8 +24,8 @@ ORDER = [
     "continual.avalanche", "continual",
     "checkpoints.reading", "checkpoints.naming", "checkpoints.writing", "checkpoints.attachments", "checkpoints.applying",
     "checkpoints.architectures", "checkpoints.opening", "checkpoints", "", "demo",
-    "cli.console", "cli.options", "cli.tasks", "cli.align", "cli.merge", "cli.apply", "cli.inspect", "cli.barrier",
-    "cli.verify", "cli.demo", "cli.app", "cli", "__main__",
+    "cli.console", "cli.options", "cli.tasks", "cli.curves", "cli.align", "cli.merge", "cli.apply", "cli.inspect",
+    "cli.barrier", "cli.verify", "cli.demo", "cli.app", "cli", "__main__",
 ]  # fmt: skip
 ROOT = Path(onebasin.__file__).parent
 

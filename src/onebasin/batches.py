@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 
 class Enough(Exception):
@@ -29,26 +30,40 @@ def check_rereadable(data: Iterable[Any]) -> None:
         )
 
 
+def take_example(data: Iterable[Any]) -> Any:
+    """Example inputs from the first batch: two rows of it where all its tensors have equally many. None if it is empty.
+
+    >>> take_example([(torch.zeros(8, 3), torch.zeros(8))]).shape
+    torch.Size([2, 3])
+    """
+    batch = next(iter(data), None)
+    inputs = _inputs(batch)
+    inputs = tuple(inputs) if isinstance(inputs, list) else inputs
+    lengths = {value.shape[:1] for value in tree_leaves(inputs) if isinstance(value, Tensor)}
+    if len(lengths) != 1 or lengths == {torch.Size()}:
+        return inputs
+    return tree_map(lambda value: value[:2] if isinstance(value, Tensor) else value, inputs)
+
+
 def run_batches(model: nn.Module, data: Iterable[Any]) -> None:
     """Call a model on every batch, without gradients, for what its hooks and norms see."""
     num_batches = 0
     with torch.no_grad():
         for batch in data:
             with contextlib.suppress(Enough):
-                _call(model, batch)
+                call_model(model, _inputs(batch))
             num_batches += 1
     if not num_batches:
         raise ValueError("the data has no batches")
 
 
-def _call(model: nn.Module, batch: Any) -> None:
+def _inputs(batch: Any) -> Any:
     """A batch is inputs, or a pair (inputs, target)."""
-    inputs = batch
-    if isinstance(batch, tuple | list):
-        if len(batch) not in (1, 2):
-            raise TypeError(f"a batch is inputs, or a pair (inputs, target); got a {type(batch).__name__} of {len(batch)}")
-        inputs = batch[0]
-    call_model(model, inputs)
+    if not isinstance(batch, tuple | list):
+        return batch
+    if len(batch) not in (1, 2):
+        raise TypeError(f"a batch is inputs, or a pair (inputs, target); got a {type(batch).__name__} of {len(batch)}")
+    return batch[0]
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:

@@ -136,6 +136,20 @@ def test_hugging_face_folders(tmp_path):
         assert found.shapes().keys() == model.state_dict().keys()
 
 
+def test_the_cache_of_a_decoder_is_turned_off(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=32)
+    assert config.use_cache
+    folder = write_config(tmp_path / "gpt2", config, "GPT2LMHeadModel")
+    before = (tmp_path / "gpt2" / "config.json").read_bytes()
+    found = find_architecture(folder, ["input_ids=1,4:long"])
+    assert found.symmetry().num_free == find_architecture(folder).symmetry().num_free > 0
+    assert "use_cache=False" in found.notes[0]
+    assert (tmp_path / "gpt2" / "config.json").read_bytes() == before
+    config.use_cache = False
+    assert find_architecture(write_config(tmp_path / "without", config, "GPT2LMHeadModel")).notes == ()
+
+
 def test_no_code_from_a_folder_is_run(tmp_path):
     pytest.importorskip("transformers")
     folder = tmp_path / "evil"

@@ -1,5 +1,7 @@
 """What the command line's --model, --data and --loss name in the tests."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -42,6 +44,19 @@ def generator():
 
 def squared(output: Tensor, target: Tensor) -> Tensor:
     return (output.gather(1, target[:, None]) - 1).square().mean()
+
+
+def tokens() -> list[tuple[dict[str, Tensor], Tensor]]:
+    ids = torch.randint(48, (6, 8), generator=torch.Generator().manual_seed(0))
+    return [({"input_ids": part}, part) for part in ids.split(3)]
+
+
+def next_token(output: Any, ids: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def loss_of_an_object(output: Any, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output.logits, target)
 
 
 not_callable = 3

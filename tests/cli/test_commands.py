@@ -6,11 +6,12 @@ from typing import get_args
 import pytest
 import torch
 from cli_files import digest, write_llama
-from cli_networks import make_conv, make_mlp, make_with_inputs
+from cli_networks import batches, make_conv, make_mlp, make_with_inputs
 from safetensors.torch import load_file, save_file
 
 import onebasin as ob
 from onebasin.checkpoints import open_checkpoint
+from onebasin.evaluation import mean_loss
 
 MLP = ("--model", "cli_networks:make_with_inputs")
 
@@ -112,6 +113,65 @@ def test_merge(onebasin, folder):
     assert onebasin("merge", "a.safetensors", "b.pt", "c.pt", "-o", "three.pt", *MLP, "--to", "mean").code == 0
 
 
+def test_reports_have_the_curves_where_there_is_data(onebasin, folder):
+    torch.manual_seed(5)
+    torch.save(make_mlp().state_dict(), folder / "c.pt")
+    data = ("--data", "cli_networks:batches")
+    ran = onebasin("align", "a.safetensors", "b.pt", "-o", "d.pt", *MLP, *data, "--report", "align.html", "--json")
+    paths = ran.record["paths"]
+    assert list(paths) == ["as they are", "aligned"]
+    assert paths["aligned"]["barrier"] == pytest.approx(0, abs=1e-5) != paths["as they are"]["barrier"]
+    three = ("merge", "a.safetensors", "b.pt", "c.pt", *MLP, *data, "--to", "mean", "-o", "m.pt")
+    record = onebasin(*three, "--report", "merge.html", "--json").record
+    lines = ["a.safetensors to b.pt", "a.safetensors to c.pt"]
+    assert list(record["paths"]) == [*lines, *(f"{line}, aligned" for line in lines)]
+    assert record["paths"]["a.safetensors to b.pt, aligned"]["barrier"] == pytest.approx(0, abs=1e-5)
+    evaluate = mean_loss(torch.nn.functional.cross_entropy, batches())
+    merged = make_mlp()
+    merged.load_state_dict(load(folder / "m.pt"))
+    assert record["merged"] == pytest.approx(evaluate(merged))
+    page = (folder / "merge.html").read_text()
+    for text in ("Between the models", "matrices of b.pt", "matrices of c.pt", "Pinned, and why", "loss of the merge"):
+        assert text in page
+    assert onebasin(*three, "--force", "--json").record["paths"] == {}  # nothing is measured without a report
+
+
+def test_data_that_does_not_fit_is_refused_before_anything_is_written(onebasin, folder):
+    before = digest(folder)
+    for data, words in (("odd_batches", "cannot be run on this data"), ("generator", "can be read once")):
+        for command in ("align", "merge"):
+            files = ("a.safetensors", "b.pt", "-o", "c.pt", "--report", "r.html")
+            ran = onebasin(command, *files, *MLP, "--data", f"cli_networks:{data}")
+            assert ran.code == 3
+            assert words in ran.err
+    assert digest(folder) == before
+
+
+def test_the_first_batch_shows_what_inputs_look_like(onebasin, folder):
+    plain = ("--model", "cli_networks:make_mlp")
+    assert onebasin("align", "a.safetensors", "b.pt", "-o", "c.pt", *plain).code == 3
+    data = ("--data", "digits")
+    assert onebasin("align", "a.safetensors", "b.pt", "-o", "c.pt", *plain, *data).code == 0
+    assert onebasin("merge", "a.safetensors", "b.pt", "-o", "m.pt", *plain, *data).code == 0
+    assert onebasin("barrier", "a.safetensors", "c.pt", *plain, *data, "--points", "2").code == 0
+    assert_same(load(folder / "c.pt"), load(folder / "a.safetensors"))
+
+
+def test_models_of_one_name_are_told_apart(onebasin, folder):
+    for name in ("x", "y"):
+        (folder / name).mkdir()
+        shutil.copy(folder / "b.pt", folder / name / "b.pt")
+    ran = onebasin("merge", "a.safetensors", "x/b.pt", "y/b.pt", "-o", "m.pt", *MLP)
+    assert "x/b.pt   2 groups" in ran.out
+    assert "y/b.pt   2 groups" in ran.out
+
+
+def test_names_of_files_are_not_markup(onebasin, folder):
+    name = "[red]c:smile:" + "x" * 100 + ".pt"
+    ran = onebasin("align", "a.safetensors", "b.pt", "-o", name, *MLP, "--report", "r.html", "--dry-run")
+    assert f"would write {name}, {name.removesuffix('.pt')}.permutation.safetensors and r.html; nothing" in ran.out
+
+
 def test_merge_with_repair(onebasin, folder):
     for seed, name in enumerate(("x.pt", "y.pt")):
         torch.manual_seed(seed)
@@ -149,7 +209,9 @@ def test_barrier(onebasin, folder):
     assert len(paths["as they are"]["metrics"]["loss"]) == 5
     assert "accuracy" in paths["as they are"]["metrics"]
     assert (folder / "x.svg").read_text().startswith("<?xml")
-    assert "<html" in (folder / "r.html").read_text()
+    page = (folder / "r.html").read_text()
+    assert "Permutation matrices of b.pt" in page
+    assert "Pinned, and why" in page
     ran = onebasin(*arguments, "--force")
     assert "as they are" in ran.out
     assert "AUC" in ran.out
@@ -222,6 +284,17 @@ def test_hugging_face_folders(onebasin, folder, monkeypatch):
     first, second, merged = (model(tokens).logits for model in models)
     assert torch.equal(first, merged)
     torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-5)  # its norms compute in float32
+
+
+def test_half_precision_is_run_in_full(onebasin, folder):
+    write_llama(folder / "a", seed=0)
+    write_llama(folder / "b", seed=1)
+    data = ("--data", "cli_networks:tokens", "--loss", "cli_networks:next_token", "--no-check")
+    ran = onebasin("align", "a", "b", "-o", "c", *data, "--report", "r.html", "--json")
+    assert ran.code == 0
+    curves = {name: path["metrics"]["loss"] for name, path in ran.record["paths"].items()}
+    assert curves["aligned"][-1] == pytest.approx(curves["as they are"][-1], rel=1e-5)  # bfloat16 would be off by 1e-2
+    assert {value.dtype for value in load(folder / "c").values()} == {torch.bfloat16}
 
 
 def test_shapes_that_differ_are_told(onebasin, folder):

@@ -33,11 +33,13 @@ class Architecture:
         name: as it was given.
         make: builds the module, with weights of no meaning.
         example_inputs: for `onebasin.symmetry`.
+        notes: what a person should know about how it is built.
     """
 
     name: str
     make: Callable[[], nn.Module]
     example_inputs: Any
+    notes: tuple[str, ...] = ()
 
     def on_meta(self) -> nn.Module:
         """The module without memory; built on the CPU if its constructor needs values."""
@@ -71,7 +73,7 @@ class Architecture:
             return self.make().eval()
 
 
-def find_architecture(specification: str, input_shapes: Sequence[str] = ()) -> Architecture:
+def find_architecture(specification: str, input_shapes: Sequence[str] = (), example_inputs: Any = None) -> Architecture:
     """Read the name of an architecture.
 
     Args:
@@ -79,14 +81,16 @@ def find_architecture(specification: str, input_shapes: Sequence[str] = ()) -> A
             and example inputs), "torchvision:NAME", "timm:NAME", or a Hugging Face folder, whose configuration is read.
         input_shapes: of the example inputs, such as "1,3,224,224", "1,8:long" or "input_ids=1,8:long"; not needed where
             they are known.
+        example_inputs: where they are neither given as shapes nor known.
 
     Raises:
         ValueError: if there is no such thing, or the example inputs are not known.
     """
     given = read_inputs(input_shapes) if input_shapes else None
+    notes: tuple[str, ...] = ()
     package, colon, name = specification.partition(":")
     if Path(specification).is_dir() or Path(specification).name == "config.json":
-        make, known = _from_folder(Path(specification))
+        make, known, notes = _from_folder(Path(specification))
     elif colon and name and package == "torchvision":
         make, known = _from_torchvision(name)
     elif colon and name and package == "timm":
@@ -95,10 +99,10 @@ def find_architecture(specification: str, input_shapes: Sequence[str] = ()) -> A
         make, known = _from_factory(package, name)
     else:
         raise ValueError(f"there is no model {specification!r}: give {SPECIFICATIONS}")
-    inputs = given if given is not None else known
+    inputs = next((inputs for inputs in (given, known, example_inputs) if inputs is not None), None)
     if inputs is None:
         raise ValueError(f"the example inputs of {specification} are not known: give --input-shape, such as 1,3,224,224")
-    return Architecture(specification, make, inputs)
+    return Architecture(specification, make, inputs, notes)
 
 
 def read_inputs(shapes: Sequence[str]) -> Any:
@@ -186,7 +190,7 @@ def _from_timm(name: str) -> tuple[Callable[[], nn.Module], Any]:
     return lambda: timm.create_model(name, pretrained=False), torch.randn(1, *shape)
 
 
-def _from_folder(path: Path) -> tuple[Callable[[], nn.Module], Any]:
+def _from_folder(path: Path) -> tuple[Callable[[], nn.Module], Any, tuple[str, ...]]:
     file = path if path.name == "config.json" else path / "config.json"
     if not file.is_file():
         raise ValueError(f"{path} has no config.json: give the architecture with --model ({SPECIFICATIONS})")
@@ -205,6 +209,7 @@ def _from_folder(path: Path) -> tuple[Callable[[], nn.Module], Any]:
         raise ValueError(f"transformers does not know the model type {content.get('model_type')!r} of {file}")
     try:
         config = known[content["model_type"]].from_dict(content)
+        notes = _turn_off_cache(config)
         names = content.get("architectures") or []
         found = getattr(transformers, str(names[0]), None) if names else None
         make = transformers.AutoModel.from_config if found is None else found._from_config
@@ -213,17 +218,24 @@ def _from_folder(path: Path) -> tuple[Callable[[], nn.Module], Any]:
     except Exception as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ValueError(f"transformers cannot build the model of {file}: {reason}") from error
-    return architecture.make, _inputs_of(model, config)
+    return architecture.make, _inputs_of(model, config), notes
+
+
+def _turn_off_cache(config: Any) -> tuple[str, ...]:
+    """A cache that is filled is a further output, which cannot be traced, or whose axes would have to stay."""
+    parts = {id(part): part for part in (config, config.get_text_config(), config.get_text_config(decoder=True))}
+    caching = [part for part in parts.values() if getattr(part, "use_cache", False)]
+    for part in caching:
+        part.use_cache = False
+    return ("traced with use_cache=False: a cache among the outputs would pin what is in it",) if caching else ()
 
 
 def _inputs_of(model: Any, config: Any) -> Any:
     """What the main input of a Hugging Face model looks like, if it is text or images."""
     tokens = torch.arange(8).remainder(int(getattr(config.get_text_config(), "vocab_size", 0) or 8)).unsqueeze(0)
-    # A cache that is filled is a further output, whose axes would then have to stay.
-    plain = {"use_cache": False} if hasattr(config.get_text_config(), "use_cache") else {}
     if model.main_input_name == "input_ids":
         decoder = {"decoder_input_ids": tokens} if getattr(config, "is_encoder_decoder", False) else {}
-        return {"input_ids": tokens, **decoder, **plain}
+        return {"input_ids": tokens, **decoder}
     if model.main_input_name == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
         return {"pixel_values": torch.randn(1, getattr(config, "num_channels", 3), config.image_size, config.image_size)}
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -30,12 +31,16 @@ class Opened:
 
     def load(self) -> list[nn.Module]:
         """The models in memory, for what runs them."""
-        models = []
-        for checkpoint in self.checkpoints:
-            model = self.architecture.build()
-            model.load_state_dict(checkpoint.load())
-            models.append(model)
-        return models
+        return [self.load_one(number) for number in range(len(self.checkpoints))]
+
+    def load_one(self, number: int) -> nn.Module:
+        """One of the models in memory; what is narrower than float32 is widened, for precision, and for CPUs without it."""
+        model = self.architecture.build()
+        model.load_state_dict(self.checkpoints[number].load())
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.is_floating_point() and tensor.itemsize < 4:
+                tensor.data = tensor.data.float()
+        return model
 
 
 def open_models(
@@ -44,6 +49,7 @@ def open_models(
     input_shapes: Sequence[str] = (),
     ignore: Collection[str] = (),
     verify: bool | None = None,
+    example_inputs: Any = None,
 ) -> Opened:
     """Open checkpoints, find their architecture and its symmetry, and check that all of it fits.
 
@@ -53,6 +59,7 @@ def open_models(
         input_shapes: of the example inputs, where they are not known.
         ignore: shell patterns for tensors that are not the model's.
         verify: check the symmetry on random weights; by default for models of up to 50 million parameters.
+        example_inputs: where they are neither given as shapes nor known.
 
     Raises:
         ValueError: for anything that does not fit, NaN included, before any work is done.
@@ -63,7 +70,7 @@ def open_models(
         if not folders:
             raise ValueError(f"the files do not tell their architecture: give it with --model ({SPECIFICATIONS})")
         specification = str(folders[0])
-    architecture = find_architecture(specification, input_shapes)
+    architecture = find_architecture(specification, input_shapes, example_inputs)
     symmetry = architecture.symmetry(verify)
     shapes = architecture.shapes()
     checkpoints = tuple(fit_names(checkpoint, shapes, symmetry.ties, ignore) for checkpoint in opened)

@@ -161,7 +161,7 @@ def _open_shards(path: Path, index: Path) -> Checkpoint:
         names = sorted(set(weight_map.values()))
         valid = bool(names) and all(isinstance(name, str) and Path(name).name == name for name in names)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{index} is not an index of shards, or it is damaged: {_first_line(error)}") from None
+        raise ValueError(f"{index} is not an index of shards, or it is damaged: {_first_sentence(error)}") from None
     if not valid:
         raise ValueError(f"{index} is not an index of shards: its weight_map must name files beside it")
     files = [index.parent / name for name in names]
@@ -198,7 +198,7 @@ def _open_safetensors(path: Path, files: list[Path], index: Path | None) -> Chec
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
             found = {name: (part.get_dtype(), part.get_shape()) for name, part in slices.items()}
     except Exception as error:  # the library raises its own type, and plain ones for some kinds of damage
-        raise ValueError(f"{file} is not a safetensors file, or it is damaged: {_first_line(error)}") from None
+        raise ValueError(f"{file} is not a safetensors file, or it is damaged: {_first_sentence(error)}") from None
     for name, (dtype, _) in found.items():
         if dtype not in _DTYPES:
             raise ValueError(f"{name!r} in {file} has the type {dtype}, which PyTorch has no tensors of")
@@ -256,7 +256,7 @@ def load_plain(file: Path) -> Any:
                 f"{file} is damaged, or holds more than tensors and would run code to be read, which is never done: "
                 "save model.state_dict() in it"
             ) from None
-        raise ValueError(f"{file} is not a PyTorch file, or it is damaged: {_first_line(error)}") from None
+        raise ValueError(f"{file} is not a PyTorch file, or it is damaged: {_first_sentence(error)}") from None
 
 
 def _find_state(content: Any, file: Path) -> tuple[Mapping[Any, Any], str, tuple[str, ...]]:
@@ -274,5 +274,6 @@ def _find_state(content: Any, file: Path) -> tuple[Mapping[Any, Any], str, tuple
     raise ValueError(f"{file} holds no tensors, or no state dict that is known ({', '.join(_CONTAINERS)})")
 
 
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def _first_sentence(error: BaseException) -> str:
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return line.partition(". ")[0].rstrip(".")

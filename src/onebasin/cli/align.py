@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from onebasin.cli import options, tasks
+from onebasin.cli import curves, options, tasks
 from onebasin.cli.console import Output
 
 
@@ -49,23 +49,27 @@ def align(
     file = permutation or tasks.permutation_beside(out, files[1].layout.is_folder)
     tasks.check_outputs(out, files[1], [a, b], [file, report], force)
     tasks.check_drawing(report)
-    opened = tasks.read_inputs(output, files, model, input_shape, ignore, check)
+    opened = tasks.read_inputs(output, files, model, input_shape, ignore, check, choices.data)
+    opened.symmetry.restrict(groups)
     like = opened.checkpoints[1]
     record: dict[str, Any] = {"command": "align", "a": a, "b": b, "out": out, "permutation": file, "method": method}
     tasks.show_inputs(output, [a, b], opened)
     if dry_run:
-        output.show(f"would write {out} and {file}; nothing was written")
+        output.show(f"would write {tasks.list_paths(out, file, report)}; nothing was written")
         output.finish({**record, "dry_run": True, "symmetry": opened.symmetry.summary()})
         return
     import onebasin as ob
 
     with output.progress() as track, tasks.blame_data(choices.data):
+        lines = curves.lines_for_report(report, opened, data, loss)
+        paths = lines.measure({"as they are": like}, track) if lines else {}
         target, source = choices.models(opened)
         result = ob.align(source, to=target, symmetry=opened.symmetry, **choices.arguments(track))
-        tasks.write_moved(out, result.permutation.apply(like), like, force, track, result.permutation, file)
-    tasks.save_report(
-        report, f"{b.name} aligned to {a.name}", {"A": a, "B": b, "written": out}, symmetry=opened.symmetry, alignment=result
-    )
+        moved = result.permutation.apply(like)
+        tasks.write_moved(out, moved, like, force, track, result.permutation, file)
+        paths |= lines.measure({"aligned": moved}, track) if lines else {}
+    title, facts = f"{b.name} aligned to {a.name}", {"A": a, "B": b, "written": out}
+    tasks.save_report(report, title, facts, symmetry=opened.symmetry, alignment=result, paths=paths)
     output.facts({
         "cost": f"{result.start_cost:.6g} -> {result.cost:.6g} ({objective})",
         "moved": tasks.describe_moves(result.permutation),
@@ -75,5 +79,5 @@ def align(
     output.finish({
         **record, "report": report, "cost": result.cost, "start_cost": result.start_cost, "converged": result.converged,
         "seconds": result.seconds, "history": result.history, "symmetry": opened.symmetry.summary(),
-        "notes": tasks.all_notes(opened),
+        "notes": tasks.all_notes(opened), "paths": curves.record(paths),
     })  # fmt: skip

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from onebasin.cli import options, tasks
-from onebasin.cli.console import Output, Track
+from onebasin.cli import curves, options, tasks
+from onebasin.cli.console import Output
 
 if TYPE_CHECKING:
     from onebasin.connectivity import Path as Curve
@@ -49,6 +49,8 @@ def barrier(
     json: options.Json = False,
 ) -> None:  # fmt: skip
     """Measure the loss on the line between two checkpoints: the curve, its barrier, the area under it."""
+    from onebasin.permutation import Permutation
+
     output = Output(json)
     if data is None:
         raise typer.BadParameter("the loss is measured on data: give it", param_hint="--data")
@@ -56,12 +58,11 @@ def barrier(
     _check_picture(picture)
     tasks.check_files([a, b], [picture, report], force)
     tasks.check_drawing(picture, report)
-    opened = tasks.read_inputs(output, tasks.open_files([a, b]), model, input_shape, ignore, check)
+    move = Permutation.load(permutation) if permutation is not None else None
+    opened = tasks.read_inputs(output, tasks.open_files([a, b]), model, input_shape, ignore, check, batches)
     states: dict[str, Any] = {"as they are": opened.checkpoints[1]}
-    if permutation is not None:
-        from onebasin.permutation import Permutation
-
-        states["aligned"] = Permutation.load(permutation).apply(opened.checkpoints[1])
+    if move is not None:
+        states["aligned"] = move.apply(opened.checkpoints[1])
     record: dict[str, Any] = {"command": "barrier", "a": a, "b": b, "data": data, "loss": loss}
     tasks.show_inputs(output, [a, b], opened)
     if dry_run:
@@ -69,41 +70,17 @@ def barrier(
         output.finish({**record, "dry_run": True})
         return
     with output.progress() as track, tasks.blame_data(batches):
-        curves = _measure(opened, states, criterion, batches, points, reset, track)
-    output.show(_table(curves))
+        found = curves.Lines(opened, criterion, batches, points, reset).measure(states, track)
+    output.show(_table(found))
     if picture is not None:
-        _draw(picture, curves)
-    tasks.save_report(report, f"The line from {a.name} to {b.name}", {"data": data, "loss": loss}, paths=curves)
+        _draw(picture, found)
+    title, facts = f"The line from {a.name} to {b.name}", {"A": a, "B": b, "data": data, "loss": loss}
+    moved = {b.name: move} if move is not None else {}
+    tasks.save_report(report, title, facts, paths=found, symmetry=opened.symmetry, permutations=moved)
     for path in filter(None, (picture, report)):
         output.show(f"wrote {path}")
-    lines = {
-        name: {"barrier": curve.barrier, "auc": curve.auc, "weights": curve.weights, "metrics": curve.metrics}
-        for name, curve in curves.items()
-    }
-    output.finish({**record, "paths": lines, "picture": picture, "report": report, "notes": tasks.all_notes(opened)})
-
-
-def _measure(
-    opened: Any, states: dict[str, Any], criterion: Any, batches: Any, points: int, reset: bool, track: Track
-) -> dict[str, Curve]:
-    from onebasin.connectivity import linear_path
-    from onebasin.evaluation import mean_loss
-
-    model = opened.load()[0]
-    evaluate = mean_loss(criterion, batches)
-    done = 0
-
-    def counted(candidate: Any) -> Any:
-        nonlocal done
-        done += 1
-        result = evaluate(candidate)
-        track("points", done, points * len(states))
-        return result
-
-    return {
-        name: linear_path(model, dict(state.items()), counted, points, data=batches if reset else None)
-        for name, state in states.items()
-    }
+    ended = {"picture": picture, "report": report, "notes": tasks.all_notes(opened)}
+    output.finish({**record, "paths": curves.record(found), **ended})
 
 
 def _table(curves: dict[str, Curve]) -> Table:

@@ -43,8 +43,9 @@ class Output:
 
     def __init__(self, as_json: bool = False):
         self.as_json = as_json
-        self.out = Console(highlight=False)
-        self.err = Console(stderr=True, highlight=False)
+        # What we print has names of files and tensors in it, whose brackets and colons are not markup.
+        self.out = Console(highlight=False, markup=False, emoji=False)
+        self.err = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
     def note(self, text: str) -> None:
         """Something a person should know, on standard error."""
@@ -53,7 +54,7 @@ class Output:
     def show(self, content: RenderableType) -> None:
         """Part of the result, for people."""
         if not self.as_json:
-            self.out.print(content)
+            self.out.print(content, soft_wrap=isinstance(content, str))  # a sentence may hold a path, to be copied
 
     def facts(self, rows: Mapping[str, Any]) -> None:
         """Names and values in two columns."""

@@ -42,7 +42,10 @@ def inspect(
     else:
         from onebasin.checkpoints import find_architecture
 
-        symmetry = find_architecture(model, input_shape or ()).symmetry(check)
+        architecture = find_architecture(model, input_shape or ())
+        for text in architecture.notes:
+            output.note(text)
+        symmetry = architecture.symmetry(check)
     if everything:
         output.show(Text(str(symmetry)))
     else:

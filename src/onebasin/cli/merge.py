@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from onebasin.cli import options, tasks
+from onebasin.cli import curves, options, tasks
 from onebasin.cli.console import Output
+
+if TYPE_CHECKING:
+    from onebasin.checkpoints import Opened
+    from onebasin.permutation import Permutation
 
 
 def merge(
@@ -59,19 +65,16 @@ def merge(
     files = tasks.open_files(models)
     tasks.check_outputs(out, files[0], models, [report], force)
     tasks.check_drawing(report)
-    opened = tasks.read_inputs(output, files, model, input_shape, ignore, check)
+    opened = tasks.read_inputs(output, files, model, input_shape, ignore, check, choices.data)
+    opened.symmetry.restrict(groups)
     like = opened.checkpoints[0]
+    names = tasks.short_names(models)
     record: dict[str, Any] = {
-        "command": "merge",
-        "models": models,
-        "out": out,
-        "weights": shares,
-        "method": method,
-        "to": to,
-    }
+        "command": "merge", "models": models, "out": out, "weights": shares, "method": method, "to": to,
+    }  # fmt: skip
     tasks.show_inputs(output, models, opened)
     if dry_run:
-        output.show(f"would write {out}; nothing was written")
+        output.show(f"would write {tasks.list_paths(out, report)}; nothing was written")
         output.finish({**record, "dry_run": True, "symmetry": opened.symmetry.summary()})
         return
     import onebasin as ob
@@ -79,24 +82,43 @@ def merge(
     history: list[dict[str, Any]] = []
     found: list[Any] = []
     with output.progress() as track, tasks.blame_data(choices.data):
+        lines = curves.lines_for_report(report, opened, data, loss)
+        paths = lines.measure(_others(names, opened.checkpoints), track) if lines else {}
         chosen = opened.load() if repair else choices.models(opened)
         arguments = {**choices.arguments(track), "callback": history.append, "on_aligned": found.extend}
         arguments.pop("init")
         merged = ob.merge(
             chosen, weights=shares, repair=choices.data if repair else None, symmetry=opened.symmetry, to=to, **arguments
         )
-        tasks.write_moved(out, tasks.in_types_of(like, merged), like, force, track)
-    permutations = {path.name: moved for path, moved in zip(models, found, strict=True) if not moved.is_identity}
+        state = tasks.in_types_of(like, merged)
+        tasks.write_moved(out, state, like, force, track)
+        paths |= lines.measure(_others(names, _seen_from_first(found, opened), ", aligned"), track) if lines else {}
+        measured = lines.evaluate_state(state) if lines else {}
+    permutations = {name: moves for name, moves in zip(names, found, strict=True) if not moves.is_identity}
     facts = {
         "weights": ", ".join(f"{share:.4g}" for share in shares),
         "method": method,
-        **{name: tasks.describe_moves(moved) for name, moved in permutations.items()},
+        **{f"{name} of the merge": f"{value:.4g}" for name, value in measured.items()},
+        **{name: tasks.describe_moves(moves) for name, moves in permutations.items()},
     }
-    title = "Merge of " + ", ".join(path.name for path in models)
-    tasks.save_report(report, title, {**facts, "written": out}, symmetry=opened.symmetry, permutations=permutations)
+    title = "Merge of " + ", ".join(names)
+    tasks.save_report(
+        report, title, {**facts, "written": out}, symmetry=opened.symmetry, permutations=permutations, paths=paths
+    )
     output.facts({**facts, "wrote": "\n".join(str(path) for path in (out, report) if path is not None)})
     ended = {"report": report, "history": history, "symmetry": opened.symmetry.summary(), "notes": tasks.all_notes(opened)}
-    output.finish({**record, **ended})
+    output.finish({**record, **ended, "merged": measured, "paths": curves.record(paths)})
+
+
+def _seen_from_first(permutations: Sequence[Permutation], opened: Opened) -> list[Any]:
+    """The aligned models, all moved so that the first, which may have moved too, is where it was: the lines are the same."""
+    back = permutations[0].inverse()
+    return [(back @ own).apply(file) for own, file in zip(permutations, opened.checkpoints, strict=True)]
+
+
+def _others(names: Sequence[str], states: Sequence[Any], ending: str = "") -> dict[str, Any]:
+    """All but the first, by the line to them."""
+    return {f"{names[0]} to {name}{ending}": state for name, state in zip(names[1:], states[1:], strict=True)}
 
 
 def _read_weights(text: str | None, count: int) -> list[float]:
@@ -108,4 +130,6 @@ def _read_weights(text: str | None, count: int) -> list[float]:
         raise ValueError(f"cannot read --weights {text!r}: write numbers with commas between, such as 0.7,0.3") from None
     if len(weights) != count:
         raise ValueError(f"{count} checkpoints need {count} weights, got {len(weights)}")
+    if not sum(weights) or not math.isfinite(sum(weights)):
+        raise ValueError(f"the weights must have a sum other than zero, got --weights {text}")
     return weights

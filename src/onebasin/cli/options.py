@@ -27,7 +27,7 @@ InputShape = Annotated[
         "--input-shape",
         metavar="SHAPE",
         help="Of an example input: 1,3,32,32 or 1,8:long or input_ids=1,8:long. Once for each input. "
-        "Not needed where it is known.",
+        "Not needed where it is known, or --data is given.",
         rich_help_panel=_MODEL,
     ),
 ]
@@ -109,8 +109,9 @@ Out = Annotated[
 ]  # fmt: skip
 ReportFile = Annotated[
     Path | None,
-    typer.Option("--report", metavar="FILE.html", help="Write a report that opens anywhere.", rich_help_panel=_OUTPUT),
-]
+    typer.Option("--report", metavar="FILE.html", help="Write a report that opens anywhere. With --data it has the curves.",
+                 rich_help_panel=_OUTPUT),
+]  # fmt: skip
 Force = Annotated[bool, typer.Option("--force", help="Replace outputs that exist.", rich_help_panel=_OUTPUT)]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Check everything, say what would be done, write nothing.", rich_help_panel=_OUTPUT)

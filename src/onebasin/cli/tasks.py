@@ -25,13 +25,21 @@ def open_files(paths: Sequence[Path]) -> list[Checkpoint]:
 
 
 def read_inputs(
-    output: Output, files: Sequence[Checkpoint], model: str | None, shapes: Any, ignore: Any, check: bool | None
-) -> Opened:
-    """Find the architecture and the symmetry of checkpoints, check that all fits, and tell what was found."""
+    output: Output, files: Sequence[Checkpoint], model: str | None, shapes: Any, ignore: Any, check: bool | None,
+    data: Any = None,
+) -> Opened:  # fmt: skip
+    """Find the architecture and the symmetry of checkpoints, check that all fits, and tell what was found.
+
+    Where nothing else says what the inputs look like, the first batch of the data does.
+    """
+    from onebasin.batches import take_example
     from onebasin.checkpoints import open_models
 
     with output.status("reading and tracing"):
-        opened = open_models(files, model, shapes or (), ignore or (), check)
+        example = take_example(data) if data is not None and not shapes else None
+        opened = open_models(files, model, shapes or (), ignore or (), check, example)
+    for text in opened.architecture.notes:
+        output.note(text)
     for checkpoint in opened.checkpoints:
         for text in checkpoint.notes:
             output.note(f"{checkpoint.layout.path}: {text}")
@@ -49,17 +57,21 @@ def read_data(name: str | None, split: Literal["train", "test"]) -> Any:
         return list(zip(images.split(128), labels.split(128), strict=True))
     function = _call(name, "--data")
     try:
-        return function()
+        data = function()
     except Exception as error:
         raise ValueError(f"{name} failed: {type(error).__name__}: {error}") from error
+    from onebasin.batches import check_rereadable
+
+    check_rereadable(data)
+    return data
 
 
 @contextlib.contextmanager
 def blame_data(data: Any) -> Iterator[None]:
-    """Where the user's data meets the networks, what torch raises is about their shapes and types."""
+    """Where the user's data and loss meet the networks, what is raised is about their shapes and types."""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, TypeError, AttributeError, LookupError) as error:
         if data is None or "memory" in str(error):
             raise
         raise ValueError(f"the networks cannot be run on this data with this loss: {error}") from error
@@ -260,6 +272,28 @@ def in_types_of(like: Checkpoint, merged: Any) -> LazyState:
     return LazyState(like.shapes, lambda key: state[key].to(like.shapes[key].dtype))
 
 
+def list_paths(*paths: Path | None) -> str:
+    """Those that are there, as part of a sentence.
+
+    >>> list_paths(Path("a"), None, Path("b"), Path("c"))
+    'a, b and c'
+    """
+    *others, last = [str(path) for path in paths if path is not None]
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """A name for each path that no other has, as short as that allows.
+
+    >>> short_names([Path("a/x.pt"), Path("b/y.pt")]), short_names([Path("a/x.pt"), Path("b/x.pt"), Path("a/x.pt")])
+    (['x.pt', 'y.pt'], ['a/x.pt (1)', 'b/x.pt (2)', 'a/x.pt (3)'])
+    """
+    for names in ([path.name for path in paths], [str(path) for path in paths]):
+        if len(set(names)) == len(names):
+            return names
+    return [f"{path} ({number})" for number, path in enumerate(paths, 1)]
+
+
 def describe_moves(permutation: Permutation) -> str:
     """One line: how many units moved."""
     return repr(permutation).removeprefix("Permutation(").removesuffix(")")
@@ -272,8 +306,8 @@ def show_inputs(output: Output, paths: Sequence[Path], opened: Opened) -> None:
 
 
 def all_notes(opened: Opened) -> list[str]:
-    """The notes of all checkpoints."""
-    return [note for checkpoint in opened.checkpoints for note in checkpoint.notes]
+    """The notes of the architecture and of all checkpoints."""
+    return [*opened.architecture.notes] + [note for checkpoint in opened.checkpoints for note in checkpoint.notes]
 
 
 def save_report(path: Path | None, title: str, facts: dict[str, Any], **parts: Any) -> None:

@@ -107,6 +107,11 @@ def export(model: nn.Module, call: Call) -> Program:
                 exported = exported.run_decompositions({})
     except Exception as error:
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        if "Cache'> in output" in first:  # a class of transformers'; the exporter goes on about registering it
+            raise ValueError(
+                f"cannot trace {type(model).__name__}: it returns a cache of past keys and values. "
+                "Turn that off with model.config.use_cache = False."
+            ) from error
         raise ValueError(
             f"cannot trace {type(model).__name__} with these example inputs: {first}\n"
             "If the inputs do not fit the model, correct them. If its control flow depends on the data, write the "
