@@ -76,7 +76,7 @@ def run_trial(name: str, config: Config, device: str) -> Record:
         torch.cuda.synchronize()
     return {
         "config": config,
-        "result": result,
+        "result": _round(result),
         "seconds": round(time.perf_counter() - begin, 3),
         "commit": _commit(),
         "torch": torch.__version__,
@@ -114,6 +114,15 @@ def _map_with_ray(name: str, configs: Sequence[Config], device: str) -> Iterator
     while pending:
         ready, pending = ray.wait(pending)
         yield from ray.get(ready)
+
+
+def _round(value: Any) -> Any:
+    """Seven digits are what float32 holds; more would only make the files long."""
+    if isinstance(value, float):
+        return float(f"{value:.7g}")
+    if isinstance(value, dict):
+        return {key: _round(entry) for key, entry in value.items()}
+    return [_round(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
 def _one_thread() -> None:

@@ -248,7 +248,6 @@ def _measure(pairs: Pairs, curves: Callable[[Pairs, Data], tuple[np.ndarray, np.
             "ends": [[row[0], row[-1]] for row in losses.tolist()],
             "middle_accuracy": accuracies[:, NUM_POINTS // 2].tolist() if pairs.task.is_classification else [],
             "mean_losses": losses.mean(0).tolist(),
-            "first_losses": losses[0].tolist(),
             "mean_accuracies": accuracies.mean(0).tolist() if pairs.task.is_classification else [],
         }
     return result
