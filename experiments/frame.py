@@ -154,4 +154,6 @@ def select(configs: Iterable[Config], conditions: Sequence[str]) -> list[Config]
             keys = sorted({k for config in chosen for k in config})
             raise ValueError(f"--only takes key=value with a key of {', '.join(keys)}; got {condition!r}")
         chosen = [config for config in chosen if str(config.get(key)) in values.split(",")]
+        if not chosen:
+            raise ValueError(f"no trial has {condition} (after the conditions before it)")
     return chosen

@@ -122,7 +122,8 @@ def load_pairs(config: dict[str, Any], device: str, first_seed: int = 0) -> Pair
 
 def run(config: dict[str, Any], device: str) -> dict[str, Any]:
     """Move the sources by a method, then measure the line on training and test data."""
-    torch.set_num_threads(1) if device == "cpu" else None
+    if device == "cpu":
+        torch.set_num_threads(1)
     pairs = load_pairs(config, device)
     method, options = config["method"], config["options"]
     begin = time.perf_counter()
@@ -184,7 +185,6 @@ def _one_by_one(pairs: Pairs, settings: dict[str, Any]) -> Stack:
 
 def _align_by_authors(pairs: Pairs, kind: str) -> Stack:
     """Their costs with the paper's learning rates; the best hard model by the same cost on training data is kept."""
-    kind = "L2" if kind == "L2" else kind
     states = []
     for number in range(len(pairs)):
         source, target = pairs.modules(number)

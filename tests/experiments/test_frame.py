@@ -54,6 +54,8 @@ def test_conditions_select_trials():
     assert len(select(configs, ["task=x,y"])) == 4
     with pytest.raises(ValueError, match="a key of seed, task"):
         select(configs, ["tusk=x"])
+    with pytest.raises(ValueError, match="no trial has task=z"):
+        select(configs, ["task=z"])
 
 
 def test_processes_and_this_process_give_the_same(tmp_path: Path):
