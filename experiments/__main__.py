@@ -57,6 +57,9 @@ def main() -> None:
         module.draw(records, out)
     except (ValueError, FileNotFoundError, ImportError) as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        print(f"interrupted; the same command goes on after the trials in {path}", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":
