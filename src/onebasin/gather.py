@@ -89,6 +89,27 @@ def mix(tensor: Tensor, layout: Layout, plans: Plans, parents: Mapping[str, tupl
     return _mix(tensor, list(layout), list(range(len(layout))), plans, parents).to(tensor.dtype)
 
 
+def mix_all(
+    tensors: Mapping[str, Tensor], layouts: Mapping[str, Layout], plans: Plans, parents: Mapping[str, tuple[str, ...]]
+) -> dict[str, Tensor]:
+    """`mix` for many tensors at once; one that no plan moves is returned as it is.
+
+    The vectors of a group are one matrix here: a network with norms has dozens, each too small to be worth a product.
+    """
+    result = dict(tensors)
+    vectors: dict[str, list[str]] = {}
+    for key, tensor in tensors.items():
+        term = layouts[key][0] if len(layouts[key]) == 1 else None
+        if isinstance(term, Factor) and term.name in plans and plans[term.name].dim() == 2:
+            vectors.setdefault(term.name, []).append(key)
+        elif names(layouts[key]) & plans.keys():
+            result[key] = mix(tensor, layouts[key], plans, parents)
+    for group, keys in vectors.items():
+        rows = torch.stack([tensors[key].to(plans[group].dtype) for key in keys]) @ plans[group].mT
+        result |= {key: row.to(tensors[key].dtype) for key, row in zip(keys, rows.unbind(), strict=True)}
+    return result
+
+
 def _mix(
     tensor: Tensor, terms: list[Term], homes: list[int], plans: Plans, parents: Mapping[str, tuple[str, ...]]
 ) -> Tensor:
