@@ -87,7 +87,7 @@ def match_by_sinkhorn(
             return Found(guess, cost, [entry], True, net.state_dict())
     if capture is None:
         capture = problem.device.type == "cuda" and final_tau is None and getattr(problem.objective, "can_be_captured", False)
-    take_step = Step(_make_step(problem, net, lr), capture, problem.device)
+    take_step = Step(make_step(problem, net, lr), capture, problem.device)
     search = _Search(problem)
     stream = problem.stream()
     every = check_every or (1 if problem.batches is None and max(map(int, net.logits), default=0) <= 128 else 5)
@@ -107,11 +107,11 @@ def match_by_sinkhorn(
     return Found(search.best, search.cost, search.history, converged, net.state_dict())
 
 
-def _make_step(problem: Problem, net: RebasinNet, lr: float) -> Callable[[Any], torch.Tensor]:
+def make_step(problem: Problem, net: RebasinNet, lr: float) -> Callable[[Any], torch.Tensor]:
     """A step of Adam on the logits for a batch; it returns the cost before it."""
     groups = [{"params": [p], "lr": lr * max(math.log10(int(n)), 1.0)} for n, p in net.logits.items()]
     on_cuda = problem.device.type == "cuda"
-    optimizer = torch.optim.Adam(groups, fused=on_cuda or None, capturable=on_cuda)
+    optimizer = torch.optim.Adam(groups, fused=problem.device.type in ("cpu", "cuda"), capturable=on_cuda)
 
     def step(batch: Any) -> torch.Tensor:
         optimizer.zero_grad()
