@@ -78,21 +78,68 @@ def training_step(width: int, device: str) -> Run:
     return step
 
 
-def our_step(model: nn.Module, to: nn.Module, symmetry: ob.Symmetry, kind: str, solver_steps: int = SOLVER_STEPS) -> Run:
-    """The step of ``align(method="sinkhorn")``, on plans that hold half of their mass in one place, and noise."""
+def make_net(model: nn.Module, symmetry: ob.Symmetry) -> ob.RebasinNet:
+    """Plans that hold much of their mass in one place, and noise, as in the middle of a descent."""
+    return ob.RebasinNet(
+        model, symmetry, num_iters=ROUNDS, init=symmetry.identity(), noise=1.0, mass=0.9,
+        generator=torch.Generator().manual_seed(0), solver_steps=SOLVER_STEPS,
+    )  # fmt: skip
+
+
+def our_step(model: nn.Module, to: nn.Module, symmetry: ob.Symmetry, kind: str) -> Run:
+    """The step of ``align(method="sinkhorn")``."""
     objective: Any = {"L2": ob.WeightDistance(), "Mid": ob.Midpoint(cross_entropy), "Rnd": ob.RandomPoint(cross_entropy)}[kind]
     states = [{key: value.detach() for key, value in m.state_dict().items()} for m in (model, to)]
     problem = Problem(symmetry, states[0], states[1], tuple(states[0]), objective.bind(to), model=to)
-    start = symmetry.identity()
-    generator = torch.Generator().manual_seed(0)
-    net = ob.RebasinNet(
-        model, symmetry, num_iters=ROUNDS, init=start, noise=1.0, mass=0.5, generator=generator, solver_steps=solver_steps
-    )
-    return make_step(problem, net.to(problem.device), lr=0.01)
+    return make_step(problem, make_net(model, symmetry).to(problem.device), lr=0.01)
+
+
+def our_parts(model: nn.Module, to: nn.Module, symmetry: ob.Symmetry, device: str) -> dict[str, Run]:
+    """What a step on data is made of, each forward and backward by itself: where the time goes."""
+    net = make_net(model, symmetry).to(device)
+    plans = {name: plan.detach().requires_grad_() for name, plan in net.plans().items()}
+    noise = {name: torch.randn_like(plan) for name, plan in plans.items()}
+    state = {key: value.detach() for key, value in model.state_dict().items()}
+    soft = {key: value.detach().requires_grad_() for key, value in net(state, plans).items()}
+    gradients = {key: torch.randn_like(value) for key, value in soft.items()}
+    objective = ob.Midpoint(cross_entropy).bind(to)
+    target = {key: value.detach() for key, value in to.state_dict().items()}
+    optimizer = torch.optim.Adam(net.parameters(), fused=True, capturable=device.startswith("cuda"))
+    for p in net.parameters():
+        p.grad = torch.zeros_like(p)
+    logits = list(net.parameters())
+    done = torch.zeros((), device=device)
+
+    def run_rounds(_: Any) -> Tensor:
+        with torch.no_grad():
+            net.plans(check=False)
+        return done
+
+    def run_operator(_: Any) -> Tensor:
+        made = net.plans(check=False)
+        torch.autograd.grad(list(made.values()), logits, [noise[name] for name in made])
+        return done
+
+    def run_mixing(_: Any) -> Tensor:
+        mixed = {key: value for key, value in net(state, plans).items() if value.requires_grad}
+        torch.autograd.grad(list(mixed.values()), list(plans.values()), [gradients[key] for key in mixed])
+        return done
+
+    def run_network(batch: Any) -> Tensor:
+        cost = objective(soft, target, batch)
+        torch.autograd.grad(cost, list(soft.values()))
+        return done
+
+    def run_adam(_: Any) -> Tensor:
+        optimizer.step()
+        return done
+
+    return {"rounds": run_rounds, "rounds and gradient": run_operator, "mixing": run_mixing, "network": run_network,
+            "Adam": run_adam}  # fmt: skip
 
 
 def authors_step(model: nn.Module, to: nn.Module, kind: str, device: str) -> Run:
-    """The step of their examples, from the same kind of plans."""
+    """The step of their examples, from the identity: its cost does not depend on the plans."""
     from experiments.authors import require_authors
 
     rebasin = require_authors()
@@ -173,7 +220,12 @@ def measure_width(width: int, device: str, who: str) -> Record:
         rows[kind] = {"plain": attempt(lambda make=make: measure_step(make, batch, device, False))}
         if device.startswith("cuda") and who == "ours":
             rows[kind]["captured"] = attempt(lambda make=make: measure_step(make, batch, device, True))
-    return {"rows": rows, "flops": {kind: count_flops(width, kind) for kind in makers}, "bytes": count_bytes(width)}
+    parts = {}
+    if symmetry is not None:
+        capture = device.startswith("cuda")
+        for name, run in our_parts(model, to, symmetry, device).items():
+            parts[name] = attempt(lambda run=run: measure_step(lambda: run, batch, device, capture)).get("seconds")
+    return {"rows": rows, "parts": parts, "flops": {kind: count_flops(width, kind) for kind in makers}, "bytes": count_bytes(width)}
 
 
 def work(who: str, device: str, sizes: Sequence[int], tf32: bool) -> None:
@@ -209,6 +261,9 @@ def describe(width: int, ours: Record, authors: Record | None, peaks: Record) ->
             times = "" if theirs is None else f", authors {theirs / own:.1f} x"
             cells.append(f"{1e3 * own:.3f} ({own / training:.2f} x training, {own / floor:.2f} x floor{times})")
         lines.append(f"| {width} | {mode} | " + " | ".join(cells) + " |")
+    parts = [f"{name} {1e3 * value:.3f}" for name, value in ours.get("parts", {}).items() if value is not None]
+    if parts:
+        lines.append(f"| {width} | parts | " + ", ".join(parts) + " | | | |")
     return "\n".join(lines) or f"| {width} | {ours.get('failed', 'failed')} |"
 
 
