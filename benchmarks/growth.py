@@ -1,12 +1,14 @@
 """How the cost grows with width and depth, ours beside the peers': ``python -m benchmarks.growth [--device cuda]``.
 
-MLPs 784-w-...-w-10: two hidden layers of 64 to 8192 units, then 2 to 64 hidden layers of 256. Measured are tracing, a step of the
-descent on L2 and a sweep of weight matching over all groups between two networks with random weights: seconds, and the most
-memory held beyond the two models. The authors' package (``--authors PYTHON``) has the step, `rebasin` 0.0.47 (``--rebasin PYTHON``)
-the sweep. Every curve is a process of its own; a size that fails, or takes longer than ``--limit`` seconds, is a record that says so.
+MLPs 784-w-...-w-10: two hidden layers of 64 to 8192 units, then 2 to 64 hidden layers of 256. Measured are tracing, a step
+of the descent on L2, and a sweep of weight matching over all groups, between two networks with random weights: seconds, and
+the most memory held beyond the two models. The authors' package (``--authors PYTHON``) has the step, `rebasin` 0.0.47
+(``--rebasin PYTHON``) the sweep. Every curve is a process of its own; a size that fails, or takes longer than ``--limit``
+seconds, is a record that says so.
 
-An exponent is the slope of a straight line through the upper half of the sizes, log against log. Floors: matrix products at the
-speed of a large product; for memory four matrices a group (logits, gradient, two moments) and the softly permuted weights.
+An exponent is the slope of a straight line through the upper half of the sizes, log against log. Floors: of time, the matrix
+products at the speed of a large product; of memory, four matrices a group (logits, gradient, two moments of Adam) and the
+softly permuted weights.
 """
 
 from __future__ import annotations
@@ -36,12 +38,8 @@ from onebasin.matching.weights import match_weights
 SIZES = {"width": (64, 128, 256, 512, 1024, 2048, 4096, 8192), "depth": (2, 4, 8, 16, 32, 64)}
 QUICK = {"width": (64, 128, 256, 512), "depth": (2, 4, 8)}
 WIDTH, DEPTH = 256, 2  # of the networks whose other size grows
-CURVES = {
-    "ours, step": ("tracing", "step"),
-    "ours, sweep": ("sweep",),
-    "authors": ("tracing", "step"),
-    "rebasin": ("tracing", "sweep"),
-}
+CURVES = ("ours, step", "ours, sweep", "authors", "rebasin")
+WHAT = ("tracing", "step", "captured step", "sweep")
 
 
 def shape(axis: str, size: int) -> tuple[int, int]:
@@ -77,13 +75,13 @@ def measure_ours(axis: str, size: int, device: str, what: str) -> Record:
     tracing = measure_once(lambda: ob.symmetry(to, inputs), device, count_memory=False) if what == "step" else {}
     symmetry = ob.symmetry(to, inputs, verify=False)
     if what == "step":
-        capture = device.startswith("cuda")
-        step = attempt(lambda: measure_step(lambda: our_step(model, to, symmetry, "L2"), None, device, False))
-        rows = {"tracing": tracing, "step": step}
-        if capture:
-            rows["captured step"] = attempt(
-                lambda: measure_step(lambda: our_step(model, to, symmetry, "L2"), None, device, True)
-            )
+
+        def make() -> Any:
+            return our_step(model, to, symmetry, "L2")
+
+        rows = {"tracing": tracing, "step": attempt(lambda: measure_step(make, None, device, False))}
+        if device.startswith("cuda"):
+            rows["captured step"] = attempt(lambda: measure_step(make, None, device, True))
         return rows
     states = [{key: value.detach() for key, value in m.state_dict().items()} for m in (model, to)]
     problem = Problem(symmetry, states[0], states[1], tuple(states[0]), ob.WeightDistance().bind(to), model=to)
@@ -92,8 +90,12 @@ def measure_ours(axis: str, size: int, device: str, what: str) -> Record:
 
 def measure_authors(axis: str, size: int, device: str) -> Record:
     model, to = make_pair(*shape(axis, size), device)
-    made = attempt(lambda: measure_once(lambda: authors_step(model, to, "L2", device), device))
-    return {"tracing": made, "step": attempt(lambda: measure_step(lambda: authors_step(model, to, "L2", device), None, device, False))}
+
+    def make() -> Any:
+        return authors_step(model, to, "L2", device)
+
+    tracing = attempt(lambda: measure_once(make, device))
+    return {"tracing": tracing, "step": attempt(lambda: measure_step(make, None, device, False))}
 
 
 def measure_rebasin(axis: str, size: int, device: str) -> Record:
@@ -139,7 +141,7 @@ def curves_of(records: Sequence[Record], axis: str, quantity: str) -> dict[str, 
     for record in records:
         if record["axis"] != axis:
             continue
-        for what in ("tracing", "step", "captured step", "sweep"):
+        for what in WHAT:
             value = (record.get(what) or {}).get(quantity)
             if value:
                 found.setdefault(f"{record['curve'].split(',')[0]}, {what}", []).append((record["size"], value))
@@ -174,11 +176,9 @@ def describe(records: Sequence[Record], axis: str) -> str:
         fits = ["-" if e is None else f"{axis}^{e:.2f}" for e in exponents]
         peak = f"{memory[-1][1] / 2**20:.4g} MiB" if memory else "-"
         lines.append(f"| {name} | " + " | ".join([*cells, fits[0], peak, fits[1]]) + " |")
-    for record in records:
-        failures = [record.get("failed"), *[(record.get(w) or {}).get("failed") for w in ("tracing", "step", "captured step")]]
-        for failure in filter(None, [*failures, (record.get("sweep") or {}).get("failed")]):
-            if record["axis"] == axis:
-                lines.append(f"\n{record['curve']} at {record['size']}: {failure}")
+    for record in (record for record in records if record["axis"] == axis):
+        failures = [record.get("failed"), *[(record.get(what) or {}).get("failed") for what in WHAT]]
+        lines += [f"\n{record['curve']} at {record['size']}: {failure}" for failure in failures if failure]
     return "\n".join(lines)
 
 
@@ -198,10 +198,8 @@ def draw(records: Sequence[Record], path: Path) -> None:
             for name, points in (curves_of(records, axis, quantity) | floors_of(records, axis, quantity)).items():
                 who, _, what = name.partition(", ")
                 marker = "" if who not in ("ours", "authors", "rebasin") else "o"
-                panel.loglog(
-                    [p[0] for p in points], [scale * p[1] for p in points], color=styles[who], linestyle=lines.get(what, "-"),
-                    marker=marker, markersize=3, linewidth=1, label=name,
-                )  # fmt: skip
+                look = {"color": styles[who], "linestyle": lines.get(what, "-"), "marker": marker, "markersize": 3}
+                panel.loglog([p[0] for p in points], [scale * p[1] for p in points], linewidth=1, label=name, **look)
             panel.set(xlabel=axis, ylabel=label)
             panel.set_xscale("log", base=2)
             panel.grid(alpha=0.3)
@@ -216,7 +214,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--quick", action="store_true", help="small sizes, half a minute")
     parser.add_argument("--axes", nargs="*", choices=list(SIZES), default=list(SIZES))
-    parser.add_argument("--curves", nargs="*", choices=list(CURVES), default=list(CURVES))
+    parser.add_argument("--curves", nargs="*", choices=CURVES, default=CURVES)
     parser.add_argument("--most", type=int, default=10**9, help="the largest size")
     parser.add_argument("--authors", metavar="PYTHON", help="an interpreter that has sinkhorn-rebasin")
     parser.add_argument("--rebasin", metavar="PYTHON", help="an interpreter that has rebasin 0.0.47")

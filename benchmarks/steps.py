@@ -1,10 +1,10 @@
 """One step of a descent beside one step of training: ``python -m benchmarks.steps [--device cuda]``.
 
-An MLP 784-w-w-10 and a batch of 1,000. Training is a step of Adam on its weights. Ours is a step of the Sinkhorn descent on L2,
-on the middle of the line (Mid) or on a random point of it (Rnd). The authors' is the same by their package, where
-``--authors PYTHON`` names an interpreter that has it. Plain steps are compared with plain ones; on CUDA every step is also captured in a graph and
-replayed, and compared with training captured likewise. The plans are as sharp as in the middle of a descent, so that the
-gradient takes all the solver steps it may.
+An MLP 784-w-w-10 and a batch of 1,000. Training is a step of Adam on its weights. Ours is a step of the Sinkhorn descent on
+L2, on the middle of the line (Mid) or on a random point of it (Rnd); "Mid, light" takes half the rounds and solver steps.
+The authors' is the same by their package, where ``--authors PYTHON`` names an interpreter that has it. Plain steps are compared
+with plain ones; on CUDA every step is also captured in a graph and replayed, and compared with training captured likewise.
+The plans are as sharp as in the middle of a descent, so that the gradient takes all the solver steps it may.
 
 The floor is that of the matrix products (forward and backward, of network and permutation) at the speed of a large product
 in the same run and precision.
@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import copy
 import io
+import itertools
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -27,7 +28,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import onebasin as ob
-from benchmarks.measuring import Record, append, attempt, describe_machine, measure_bytes, measure_peaks, run_sizes, say, time_call
+from benchmarks import measuring
+from benchmarks.measuring import Record, append, attempt, measure_bytes, run_sizes, say, time_call
 from onebasin.capturing import NUM_PLAIN, Step
 from onebasin.matching.problem import Problem
 from onebasin.matching.sinkhorn import make_step
@@ -35,6 +37,7 @@ from onebasin.matching.sinkhorn import make_step
 WIDTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 BATCH, INPUTS, CLASSES = 1000, 784, 10
 KINDS = ("L2", "Mid", "Rnd")
+LIGHT = "Mid, light"
 SOLVER_STEPS, ROUNDS = 10, 20
 Run = Callable[[Any], Tensor]
 
@@ -44,7 +47,7 @@ def make_mlp(width: int, depth: int = 2, seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     sizes = [INPUTS, *[width] * depth, CLASSES]
     layers: list[nn.Module] = []
-    for before, after in zip(sizes[:-1], sizes[1:], strict=True):
+    for before, after in itertools.pairwise(sizes):
         layers += [nn.Linear(before, after), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -78,20 +81,22 @@ def training_step(width: int, device: str) -> Run:
     return step
 
 
-def make_net(model: nn.Module, symmetry: ob.Symmetry) -> ob.RebasinNet:
+def make_net(model: nn.Module, symmetry: ob.Symmetry, share: float = 1.0) -> ob.RebasinNet:
     """Plans that hold much of their mass in one place, and noise, as in the middle of a descent."""
     return ob.RebasinNet(
-        model, symmetry, num_iters=ROUNDS, init=symmetry.identity(), noise=1.0, mass=0.9,
-        generator=torch.Generator().manual_seed(0), solver_steps=SOLVER_STEPS,
+        model, symmetry, num_iters=int(share * ROUNDS), init=symmetry.identity(), noise=1.0, mass=0.9,
+        generator=torch.Generator().manual_seed(0), solver_steps=int(share * SOLVER_STEPS),
     )  # fmt: skip
 
 
 def our_step(model: nn.Module, to: nn.Module, symmetry: ob.Symmetry, kind: str) -> Run:
     """The step of ``align(method="sinkhorn")``."""
-    objective: Any = {"L2": ob.WeightDistance(), "Mid": ob.Midpoint(cross_entropy), "Rnd": ob.RandomPoint(cross_entropy)}[kind]
+    objectives = {"L2": ob.WeightDistance(), "Mid": ob.Midpoint(cross_entropy), "Rnd": ob.RandomPoint(cross_entropy)}
+    objective: Any = objectives[kind.split(",")[0]]
     states = [{key: value.detach() for key, value in m.state_dict().items()} for m in (model, to)]
     problem = Problem(symmetry, states[0], states[1], tuple(states[0]), objective.bind(to), model=to)
-    return make_step(problem, make_net(model, symmetry).to(problem.device), lr=0.01)
+    net = make_net(model, symmetry, 0.5 if kind == LIGHT else 1.0)
+    return make_step(problem, net.to(problem.device), lr=0.01)
 
 
 def our_parts(model: nn.Module, to: nn.Module, symmetry: ob.Symmetry, device: str) -> dict[str, Run]:
@@ -212,7 +217,7 @@ def measure_width(width: int, device: str, who: str) -> Record:
     makers: dict[str, Callable[[], Run]] = {}
     if symmetry is not None:
         makers["training"] = lambda: training_step(width, device)
-        makers |= {kind: lambda kind=kind: our_step(model, to, symmetry, kind) for kind in KINDS}
+        makers |= {kind: lambda kind=kind: our_step(model, to, symmetry, kind) for kind in (*KINDS, LIGHT)}
     else:
         makers |= {kind: lambda kind=kind: authors_step(model, to, kind, device) for kind in KINDS}
     rows = {}
@@ -225,7 +230,8 @@ def measure_width(width: int, device: str, who: str) -> Record:
         capture = device.startswith("cuda")
         for name, run in our_parts(model, to, symmetry, device).items():
             parts[name] = attempt(lambda run=run: measure_step(lambda: run, batch, device, capture)).get("seconds")
-    return {"rows": rows, "parts": parts, "flops": {kind: count_flops(width, kind) for kind in makers}, "bytes": count_bytes(width)}
+    floors = {"flops": {kind: count_flops(width, kind) for kind in makers}, "floor_bytes": count_bytes(width)}
+    return {"rows": rows, "parts": parts, **floors}
 
 
 def work(who: str, device: str, sizes: Sequence[int], tf32: bool) -> None:
@@ -252,7 +258,7 @@ def describe(width: int, ours: Record, authors: Record | None, peaks: Record) ->
         if training is None:
             continue
         cells = [f"{1e3 * training:.3f}"]
-        for kind in KINDS:
+        for kind in (*KINDS, LIGHT):
             own, theirs = seconds_of(ours, kind, mode), seconds_of(authors, kind, "plain")
             if own is None:
                 cells.append(ours["rows"][kind][mode].get("failed", "-")[:40])
@@ -263,7 +269,7 @@ def describe(width: int, ours: Record, authors: Record | None, peaks: Record) ->
         lines.append(f"| {width} | {mode} | " + " | ".join(cells) + " |")
     parts = [f"{name} {1e3 * value:.3f}" for name, value in ours.get("parts", {}).items() if value is not None]
     if parts:
-        lines.append(f"| {width} | parts | " + ", ".join(parts) + " | | | |")
+        lines.append(f"| {width} | parts | " + ", ".join(parts) + " | | | | |")
     return "\n".join(lines) or f"| {width} | {ours.get('failed', 'failed')} |"
 
 
@@ -284,10 +290,10 @@ def main() -> None:
         return
     torch.set_float32_matmul_precision("high" if options.tf32 else "highest")
     sizes = [w for w in options.sizes if w <= 512 or not options.quick]
-    peaks = measure_peaks(options.device)
-    head = {"what": "steps", **describe_machine(options.device), "tf32": options.tf32, **peaks}
-    print(f"{head['device']}: {peaks['flops_s'] / 1e12:.2f} Tflop/s, {peaks['bytes_s'] / 1e9:.0f} GB/s; milliseconds a step\n")
-    print("| width | run | training | " + " | ".join(KINDS) + " |\n|---|---|---|---|---|---|")
+    peaks = measuring.measure_peaks(options.device)
+    head = {"what": "steps", **measuring.describe_machine(options.device), "tf32": options.tf32, **peaks}
+    print(f"{head['device']}: {peaks['flops_s'] / 1e12:.2f} Tflop/s, {peaks['bytes_s'] / 1e9:.0f} GB/s; milliseconds a step")
+    print("\n| width | run | training | " + " | ".join((*KINDS, LIGHT)) + " |\n" + "|---" * 7 + "|")
     flags = ["--device", options.device, *(["--tf32"] if options.tf32 else [])]
     pythons = {"authors": options.authors, "ours": sys.executable}
     found: dict[str, dict[int, Record]] = {"authors": {}, "ours": {}}

@@ -100,8 +100,9 @@ def mix_all(
     vectors: dict[str, list[str]] = {}
     for key, tensor in tensors.items():
         term = layouts[key][0] if len(layouts[key]) == 1 else None
-        if isinstance(term, Factor) and term.name in plans and plans[term.name].dim() == 2:
-            vectors.setdefault(term.name, []).append(key)
+        group = term.name if isinstance(term, Factor) else None
+        if group is not None and group in plans and plans[group].dim() == 2:
+            vectors.setdefault(group, []).append(key)
         elif names(layouts[key]) & plans.keys():
             result[key] = mix(tensor, layouts[key], plans, parents)
     for group, keys in vectors.items():
@@ -177,7 +178,7 @@ def _mix_factors(
 
 
 def _mix_axis(tensor: Tensor, plan: Tensor, axis: int) -> Tensor:
-    """One plan along one axis. Products that give their result in order, not transposed: what comes next reads it in order."""
+    """One plan along one axis, by products whose results lie in memory in order: what comes next reads them so."""
     tensor = tensor.to(plan.dtype)
     if axis == 0 and tensor.dim() > 1:
         return (plan @ tensor.flatten(1)).unflatten(1, tensor.shape[1:])

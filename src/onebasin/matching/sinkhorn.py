@@ -85,9 +85,8 @@ def match_by_sinkhorn(
             entry = {"step": 0, "hard": cost, "best": cost}
             problem.report(entry)
             return Found(guess, cost, [entry], True, net.state_dict())
-    if capture is None:
-        capture = problem.device.type == "cuda" and final_tau is None and getattr(problem.objective, "can_be_captured", False)
-    take_step = Step(make_step(problem, net, lr), capture, problem.device)
+    known = problem.device.type == "cuda" and final_tau is None and getattr(problem.objective, "can_be_captured", False)
+    take_step = Step(make_step(problem, net, lr), known if capture is None else capture, problem.device)
     search = _Search(problem)
     stream = problem.stream()
     every = check_every or (1 if problem.batches is None and max(map(int, net.logits), default=0) <= 128 else 5)

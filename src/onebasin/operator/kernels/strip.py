@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-"""Problems of up to 512 units: a program keeps a strip of rows in registers; one launch does all rounds, or a whole gradient.
+"""Problems of up to 512 units: a program keeps a strip of rows in registers, and one launch does all rounds or a gradient.
 
 Up to 128 units the strip is the whole matrix. Larger problems are shared by a team of programs, which tell each other what
-they found in their columns, once a round and once a step of the conjugate gradients. Every member then adds up the same numbers
-in the same order, so that all of them decide alike: none waits for one that has left.
+they found in their columns, once a round and once a step of the conjugate gradients. Every member then adds up the same
+numbers in the same order, so that all of them decide alike: none waits for one that has left.
 
 Potentials are in the unit of the logits, and exponents in base two: a plan is exp2((logits + f + g) * scale)
 with scale = log2(e) / tau, and `unscale` is its reciprocal.
