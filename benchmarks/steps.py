@@ -2,9 +2,9 @@
 
 An MLP 784-w-w-10 and a batch of 1,000. Training is a step of Adam on its weights. Ours is a step of the Sinkhorn descent on
 L2, on the middle of the line (Mid) or on a random point of it (Rnd); "Mid, light" takes half the rounds and solver steps.
-The authors' is the same by their package, where ``--authors PYTHON`` names an interpreter that has it. Plain steps are compared
-with plain ones; on CUDA every step is also captured in a graph and replayed, and compared with training captured likewise.
-The plans are as sharp as in the middle of a descent, so that the gradient takes all the solver steps it may.
+The authors' is the same by their package, where ``--authors PYTHON`` names an interpreter that has it. Plain steps are
+compared with plain ones; on CUDA every step is also captured in a graph and replayed, and compared with training captured
+likewise. The plans are as sharp as in the middle of a descent, so that the gradient takes all the solver steps it may.
 
 The floor is that of the matrix products (forward and backward, of network and permutation) at the speed of a large product
 in the same run and precision.
