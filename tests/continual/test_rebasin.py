@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import onebasin as ob
-from onebasin.continual import RebasinStrategy, run_stream, sgd
+from onebasin.continual import DERPlusPlus, RebasinStrategy, run_stream, sgd
 from onebasin.demo import ResidualCNN
 from tests.continual.clusters import TRAINING, make_mlp, make_task
 
@@ -142,3 +142,23 @@ def test_refusals(mlp, symmetry):
         RebasinStrategy(mlp, symmetry, groups=["conv*"])
     with pytest.raises(ValueError, match="symmetry expects"):
         RebasinStrategy(make_mlp(width=9), symmetry)
+
+
+def test_with_recall_and_nothing_permuted_it_is_dark_experience_replay(mlp, symmetry, monkeypatch):
+    """(new + old) / 2 + recall kept, with twice the step: new + old + 2 recall kept."""
+    monkeypatch.setattr(torch, "randn", lambda *shape, generator=None, **options: torch.zeros(*shape, **options))
+    options = {**TRAINING, "first_optimizer": sgd(0.1)}
+    ours = RebasinStrategy(
+        mlp, symmetry, groups=(), clip=None, weighting="equal", recall=0.2, optimizer=sgd(0.04), **options
+    )
+    theirs = DERPlusPlus(mlp, alpha=0.4, beta=1.0, optimizer=sgd(0.02), **options)
+    for task in [make_task(seed) for seed in range(3)]:
+        ours.fit(task)
+        theirs.fit(task)
+    for key, value in theirs.model.state_dict().items():
+        torch.testing.assert_close(ours.model.state_dict()[key], value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_negative_recall_is_refused(mlp, symmetry):
+    with pytest.raises(ValueError, match="recall must not be negative"):
+        RebasinStrategy(mlp, symmetry, recall=-1.0)

@@ -17,6 +17,10 @@ def example_for(model: nn.Module) -> torch.Tensor:
     return torch.rand(2, 6).to(next(model.parameters()))
 
 
+def make_rebasin(model: nn.Module, **options) -> continual.RebasinStrategy:
+    return continual.RebasinStrategy(model, ob.symmetry(model, example_for(model), verify=False), **options)
+
+
 STRATEGIES = {
     "finetune": continual.Finetune,
     "ewc": lambda model, **options: continual.EWC(model, strength=10, num_fisher=20, **options),
@@ -25,9 +29,9 @@ STRATEGIES = {
     "replay": continual.Replay,
     "derpp": continual.DERPlusPlus,
     "joint": continual.Joint,
-    "rebasin": lambda model, **options: continual.RebasinStrategy(
-        model, ob.symmetry(model, example_for(model), verify=False), noise=0.1, **options
-    ),
+    "rebasin": lambda model, **options: make_rebasin(model, noise=0.1, **options),
+    "rebasin, delta alone": lambda model, **options: make_rebasin(model, groups=(), **options),
+    "rebasin with recall": lambda model, **options: make_rebasin(model, noise=0.1, recall=0.5, **options),
 }
 every_strategy = pytest.mark.parametrize("make", STRATEGIES.values(), ids=STRATEGIES)
 

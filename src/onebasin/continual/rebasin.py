@@ -39,6 +39,8 @@ class RebasinStrategy(Strategy):
         fusion: "code": theta' = alpha theta + (1 - alpha) pi(theta) + delta, as the authors ran it; "paper": alpha and
             1 - alpha exchanged, as they wrote it.
         weighting: "pooled" takes the mean over the batches of task and memory, "equal" the average of the two means.
+        recall: weight of the answers that the network gave on the memory when each task was done, as in `DERPlusPlus`. C may
+            be any cost; this one is not the paper's. 0 keeps no answers.
         groups: which groups to permute, as shell patterns; all if None, none (delta alone) if empty.
         residual: whether there is a delta.
         plan_optimizer: for the logits of the plans; Adam with a step of 0.1 if not given.
@@ -64,6 +66,7 @@ class RebasinStrategy(Strategy):
         alpha: float = 0.8,
         fusion: Fusion = "code",
         weighting: Weighting = "pooled",
+        recall: float = 0.0,
         groups: Iterable[str] | None = None,
         residual: bool = True,
         plan_optimizer: MakeOptimizer | None = None,
@@ -82,12 +85,15 @@ class RebasinStrategy(Strategy):
             raise ValueError(f"alpha must lie between 0 and 1, got {alpha}")
         if fusion not in ("code", "paper"):
             raise ValueError(f"fusion must be 'code' or 'paper', got {fusion!r}")
+        if recall < 0:
+            raise ValueError(f"recall must not be negative, got {recall}")
         check_weighting(weighting)
         self.symmetry = symmetry.bind(model).restrict(groups)
         if not self.symmetry.groups and not residual:
             raise ValueError("without groups to permute and without a residual there is nothing to learn with")
         self.alpha, self.fusion, self.residual = alpha, fusion, residual
         self.weighting: Weighting = weighting
+        self.recall, self.recalls = recall, recall > 0
         self.plan_optimizer = plan_optimizer or adam(0.1)
         self.clip, self.noise, self.mass = clip, noise, mass
         self.tau, self.num_iters, self.solver_steps = tau, num_iters, solver_steps
@@ -109,13 +115,19 @@ class RebasinStrategy(Strategy):
         def step() -> None:
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            here.backward(lambda params: self.replayed_loss(self.weighting, params))
+            here.backward(self._cost)
             if self.clip is not None and delta:
                 torch.nn.utils.clip_grad_value_(delta, self.clip)
             for optimizer in optimizers:
                 optimizer.step()
 
         return step
+
+    def _cost(self, params: dict[str, Tensor]) -> Tensor:
+        """C, at a point."""
+        losses = self.losses(params)
+        cost = losses.weigh(self.weighting)
+        return cost if losses.kept is None else cost + self.recall * losses.kept
 
     def _make_net(self) -> RebasinNet | None:
         """Plans that start at the identity."""
