@@ -86,6 +86,17 @@ def test_the_same_seed_gives_the_same_network(make):
     assert any(not torch.equal(a, b) for a, b in zip(networks[0].parameters(), networks[2].parameters(), strict=True))
 
 
+def test_strategies_of_one_seed_keep_the_same_examples():
+    """So that they can be compared in pairs: five examples of a class are chance enough."""
+    memories = []
+    for name in ("replay", "derpp", "agem", "rebasin", "rebasin, delta alone"):
+        strategy = STRATEGIES[name](make_mlp(), seed=3, memory_per_class=2, **TRAINING)
+        for number in range(3):
+            strategy.fit(make_task(number))
+        memories.append(strategy.memory.samples.inputs)
+    assert all(torch.equal(memory, memories[0]) for memory in memories[1:])
+
+
 @every_strategy
 def test_a_task_with_a_head_does_not_touch_the_other_outputs(make):
     strategy = make(make_mlp(), first_optimizer=continual.sgd(), **TRAINING)

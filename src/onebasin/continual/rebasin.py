@@ -50,7 +50,8 @@ class RebasinStrategy(Strategy):
         mass: start from an identity whose plan holds this mass on the diagonal, whatever its size, instead of the paper's.
         tau: temperature of the Sinkhorn operator.
         num_iters: its rounds.
-        solver_steps: the most steps of its gradient's solver. The plans grow sharp, and the default solves to rounding.
+        solver_steps: the most steps of its gradient's solver. Plans grow sharp, and to reach rounding would take dozens; the
+            gradient of a random batch does not need that.
         training: see `Training`. Here `optimizer` is for delta, and SGD with a step of 0.05 and weight decay 0.1 if not
             given; `first_optimizer` is Adam with a step of 1e-3; and `reset_norms` is on, because no step has seen the
             fused network.
@@ -75,7 +76,7 @@ class RebasinStrategy(Strategy):
         mass: float | None = None,
         tau: float = 1.0,
         num_iters: int = 20,
-        solver_steps: int = 200,
+        solver_steps: int = 10,
         **training: Unpack[Training],
     ):
         defaults: Training = {"optimizer": sgd(0.05, weight_decay=0.1), "first_optimizer": adam(1e-3), "reset_norms": True}
@@ -105,7 +106,9 @@ class RebasinStrategy(Strategy):
         if self.num_tasks == 1:
             return super().begin(samples, num_steps)
         self.open_feeds(samples, num_steps)
-        here = self._half_way = HalfWay(self.model, self.symmetry, self._make_net(), self.residual, self.generator)
+        # Of its own: with the permutation and without it, the batches are the same.
+        generator = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=self.generator)))
+        here = self._half_way = HalfWay(self.model, self.symmetry, self._make_net(generator), self.residual, generator)
         delta, optimizers = list(here.delta.values()), []
         if here.net is not None:
             optimizers.append(self.make_optimizer(self.plan_optimizer, list(here.net.parameters())))
@@ -129,7 +132,7 @@ class RebasinStrategy(Strategy):
         cost = losses.weigh(self.weighting)
         return cost if losses.kept is None else cost + self.recall * losses.kept
 
-    def _make_net(self) -> RebasinNet | None:
+    def _make_net(self, generator: torch.Generator) -> RebasinNet | None:
         """Plans that start at the identity."""
         if not self.symmetry.groups:
             return None
@@ -142,7 +145,7 @@ class RebasinStrategy(Strategy):
             start,
             self.noise,
             mass,
-            generator=self.generator,
+            generator=generator,
             solver_steps=self.solver_steps,
         )
 
@@ -159,9 +162,9 @@ class RebasinStrategy(Strategy):
 
     def _harden(self, here: HalfWay, net: RebasinNet, samples: Samples) -> Permutation:
         """The assignment on the plans or that on the logits: the one that costs less half way, on task and memory."""
-        feeds = [Feed(samples, _NUM_JUDGES, 1, self.generator, self.members)]
+        feeds = [Feed(samples, _NUM_JUDGES, 1, here.generator, self.members)]
         if len(self.memory):
-            feeds.append(Feed(self.memory.samples, _NUM_JUDGES, 1, self.generator, self.members, own=True))
+            feeds.append(Feed(self.memory.samples, _NUM_JUDGES, 1, here.generator, self.members, own=True))
         judges = Samples.join([feed.draw() for feed in feeds])
 
         def cost(permutation: Permutation) -> float:

@@ -80,12 +80,17 @@ class Losses(NamedTuple):
 
 def sgd(lr: float = 0.1, **options: Any) -> MakeOptimizer:
     """Plain stochastic gradient descent, as an argument of strategies."""
-    return lambda parameters: torch.optim.SGD(parameters, lr=lr, **options)
+    return lambda parameters: torch.optim.SGD(parameters, lr=lr, **{**_fuse(parameters), **options})
 
 
 def adam(lr: float = 1e-3, **options: Any) -> MakeOptimizer:
     """Adam, as an argument of strategies."""
-    return lambda parameters: torch.optim.Adam(parameters, lr=lr, **options)
+    return lambda parameters: torch.optim.Adam(parameters, lr=lr, **{**_fuse(parameters), **options})
+
+
+def _fuse(parameters: list[nn.Parameter]) -> dict[str, bool]:
+    """On a GPU one kernel for all parameters: a small network takes no longer than its kernels are many."""
+    return {"fused": True} if all(parameter.is_cuda for parameter in parameters) else {}
 
 
 class Strategy:
@@ -137,7 +142,7 @@ class Strategy:
         self.first_optimizer, self.first_epochs = first_optimizer or self.optimizer, first_epochs or epochs
         self.batch_size, self.epochs, self.replay_size = batch_size, epochs, replay_size
         self.reset_norms, self.capture = reset_norms, capture
-        self.memory = Memory(memory_per_class if self.replays else 0, members)
+        self.memory = Memory(memory_per_class if self.replays else 0, members, seed)
         self.generator = torch.Generator().manual_seed(seed)
         self.heads: list[tuple[int, ...] | None] = []
         self._forbidden: Tensor | None = None
@@ -200,7 +205,7 @@ class Strategy:
 
     def keep(self, samples: Samples) -> None:
         """Add the task to the memory, with what the network answers now if that is wanted."""
-        kept = self.memory.add(samples, self.generator)
+        kept = self.memory.add(samples)
         if self.recalls and kept is not None:
             with torch.no_grad():
                 answers = self._output(kept.inputs)
