@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from onebasin.gather import mix
+from onebasin.gather import mix_all
 from onebasin.hardening import harden, plan_shape
 from onebasin.operator import sinkhorn
 from onebasin.permutation import Permutation
@@ -65,17 +65,16 @@ class RebasinNet(nn.Module):
             noise = 1.0
         start = self._start(init, mass)
         self.logits = nn.ParameterDict()
-        self._places: dict[str, tuple[str, int, tuple[int, ...]]] = {}
-        batches: dict[int, list[Tensor]] = {}
+        self._members: dict[str, dict[str, tuple[int, ...]]] = {}  # by size: the groups of a batch, and shapes of plans
+        batches: dict[str, list[Tensor]] = {}
         for name, group in self.symmetry.groups.items():
-            shape = plan_shape(self.symmetry, group)
-            batch = batches.setdefault(group.size, [])
-            self._places[name] = (str(group.size), sum(len(b) for b in batch), shape)
-            batch.append(start[name].reshape(-1, group.size, group.size))
+            size = str(group.size)
+            self._members.setdefault(size, {})[name] = plan_shape(self.symmetry, group)
+            batches.setdefault(size, []).append(start[name].reshape(-1, group.size, group.size))
         for size, batch in batches.items():
             logits = torch.cat(batch).to(self._dtype)
             logits = logits + noise * torch.randn(logits.shape, generator=generator, dtype=logits.dtype) if noise else logits
-            self.logits[str(size)] = nn.Parameter(logits.to(device))
+            self.logits[size] = nn.Parameter(logits.to(device))
 
     def _start(self, init: Permutation | str | None, mass: float) -> dict[str, Tensor]:
         if not (init is None or init == "random" or isinstance(init, Permutation)):
@@ -89,9 +88,10 @@ class RebasinNet(nn.Module):
 
     def _split(self, batches: Mapping[str, Tensor]) -> dict[str, Tensor]:
         result = {}
-        for name, (size, start, shape) in self._places.items():
-            count = math.prod(shape[:-2])
-            result[name] = batches[size][start : start + count].view(shape)
+        for size, shapes in self._members.items():
+            # Split in one go: the gradients of slices would be added up, each in a batch of zeros.
+            parts = batches[size].split([math.prod(shape[:-2]) for shape in shapes.values()])
+            result |= {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
         return result
 
     def plans(self, check: bool = True) -> dict[str, Tensor]:
@@ -110,26 +110,16 @@ class RebasinNet(nn.Module):
         state, buffers = self._tensors
         state = state if params is None else {**state, **params}
         plans = self.plans() if plans is None else plans
-        fixed = {name: plan.detach() for name, plan in plans.items()}
         device = next(iter(plans.values())).device if plans else None
-        done: dict[int, Tensor] = {}
-        result: State = {}
-        for key, value in state.items():
-            if not isinstance(value, Tensor) or key not in self.symmetry.layouts:
-                result[key] = value
-                continue
-            if id(value) not in done:
-                here = value if device is None else value.to(device)
-                layout = self.symmetry.layouts[key]
-                if key in buffers:
-                    floating = value.is_floating_point()
-                    done[id(value)] = (
-                        mix(here.detach(), layout, fixed, self.symmetry.parents).clone() if floating else here.clone()
-                    )
-                else:
-                    done[id(value)] = mix(here, layout, plans, self.symmetry.parents)
-            result[key] = done[id(value)]
-        return result
+        layouts, parents = self.symmetry.layouts, self.symmetry.parents
+        first = {id(value): key for key, value in reversed(state.items()) if key in layouts and isinstance(value, Tensor)}
+        here = {key: state[key] if device is None else state[key].to(device) for key in first.values()}
+        live = mix_all({key: value for key, value in here.items() if key not in buffers}, layouts, plans, parents)
+        fixed = {key: value.detach() for key, value in here.items() if key in buffers and value.is_floating_point()}
+        moved = mix_all(fixed, layouts, {name: plan.detach() for name, plan in plans.items()}, parents)
+        fresh = {key: moved.get(key, here[key]).clone() for key in here if key in buffers}
+        done = live | fresh
+        return {key: done[first[id(value)]] if id(value) in first else value for key, value in state.items()}
 
     def permutation(self, cost: Callable[[Permutation], float] | None = None) -> Permutation:
         """The hard permutation closest to the plans; with `cost`, the better of that and the assignment on the logits."""

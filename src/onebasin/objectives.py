@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from onebasin.lazy import LazyState
 
@@ -51,6 +52,8 @@ class WeightDistance:
         if self.kind not in ("l2", "l1", "inner", "cosine"):
             raise ValueError(f"kind must be 'l2', 'l1', 'inner' or 'cosine', got {self.kind!r}")
 
+    can_be_captured = True
+
     @property
     def floor(self) -> float:
         """No permutation costs less: one that costs this is found."""
@@ -65,7 +68,7 @@ class WeightDistance:
         keys = parameter_keys(target) if self.keys is None else self.keys
         pairs = ((params[key], target[key]) for key in keys)  # a pair at a time: they may come from disk
         if self.kind == "l2":
-            return _total((a - b).square().sum() for a, b in pairs)
+            return _total(functional.mse_loss(a, b, reduction="sum") for a, b in pairs)
         if self.kind == "l1":
             return _total((a - b).abs().sum() for a, b in pairs)
         if self.kind == "inner":
@@ -94,6 +97,7 @@ class _OnTheLine:
     model: nn.Module | None = None
 
     needs_data = True
+    can_be_captured = True
 
     def bind(self, model: nn.Module | Params) -> Any:
         """Take a private copy of the architecture."""
@@ -116,12 +120,17 @@ class _OnTheLine:
         for key, value in params.items():
             if id(value) not in done:
                 floating = isinstance(value, Tensor) and value.is_floating_point()
-                done[id(value)] = torch.lerp(target[key].to(value.dtype), value, weight) if floating else value
+                done[id(value)] = _between(target[key], value, weight) if floating else value
             mixed[key] = done[id(value)]
         inputs, expected = batch
         args = tuple(inputs) if isinstance(inputs, (tuple, list)) else () if isinstance(inputs, Mapping) else (inputs,)
         kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
         return self.loss(torch.func.functional_call(self.model, mixed, args, kwargs), expected)
+
+
+def _between(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
+    """(1 - weight) start + weight end, in the type of the end."""
+    return torch.lerp(start.to(end.dtype), end, weight.to(end.dtype) if isinstance(weight, Tensor) else weight)
 
 
 @dataclass(frozen=True)
@@ -154,8 +163,10 @@ class RandomPoint(_OnTheLine):
             raise ValueError(f"0 <= low < high <= 1 is needed, got low={self.low}, high={self.high}")
 
     def __call__(self, params: Params, target: Params, batch: Any) -> Tensor:
-        """The loss at a random weight, from torch's global generator."""
-        return self.at(params, target, batch, self.low + (self.high - self.low) * float(torch.rand(())))
+        """The loss at a random weight, from the global generator of the parameters' device."""
+        floating = next(v for v in params.values() if isinstance(v, Tensor) and v.is_floating_point())
+        share = torch.rand((), device=floating.device)  # never read back: a graph that holds this step draws anew
+        return self.at(params, target, batch, self.low + (self.high - self.low) * share)
 
     def points(self) -> Sequence[float]:
         """Where a hard permutation is judged: evenly, so that two of them can be compared."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 
+from onebasin.capturing import Step
 from onebasin.hardening import harden, plan_shape
 from onebasin.matching.problem import Found, Problem
 from onebasin.matching.weights import polish as polish_permutation
@@ -30,6 +32,8 @@ def match_by_sinkhorn(
     polish: bool | None = None,
     first_look: bool = True,
     logits: dict[str, torch.Tensor] | None = None,
+    solver_steps: int = 10,
+    capture: bool | None = None,
 ) -> Found:
     """Minimise the objective over soft permutations by Adam, keep the best hard one seen on the way.
 
@@ -54,7 +58,12 @@ def match_by_sinkhorn(
         first_look: without data, try first what the gradient at uniform plans points to, and end there if it costs nothing,
             as it does for a copy.
         logits: go on from these (the ``state_dict()`` of a `RebasinNet` of the same problem).
+        solver_steps: the most steps of the implicit gradient's solver. Ten found the same permutations as a full solution.
+        capture: on CUDA, record a step as a graph and replay it. By default done with the objectives of this package at a
+            fixed tau; an objective of your own must do the same at every call and never wait for the device.
     """
+    if capture and (problem.device.type != "cuda" or final_tau is not None):
+        raise ValueError("capture=True needs models on CUDA and a tau that stays as it is: final_tau must be None")
     net = RebasinNet(
         problem.source if problem.model is None else problem.model,
         problem.symmetry,
@@ -65,6 +74,7 @@ def match_by_sinkhorn(
         mass=mass,
         gradient=gradient,
         generator=torch.Generator().manual_seed(problem.seed),
+        solver_steps=solver_steps,
     ).to(problem.device, problem.dtype)
     if logits is not None:
         net.load_state_dict(logits)
@@ -75,7 +85,9 @@ def match_by_sinkhorn(
             entry = {"step": 0, "hard": cost, "best": cost}
             problem.report(entry)
             return Found(guess, cost, [entry], True, net.state_dict())
-    optimizer = torch.optim.Adam([{"params": [p], "lr": lr * max(math.log10(int(n)), 1.0)} for n, p in net.logits.items()])
+    if capture is None:
+        capture = problem.device.type == "cuda" and final_tau is None and getattr(problem.objective, "can_be_captured", False)
+    take_step = Step(_make_step(problem, net, lr), capture, problem.device)
     search = _Search(problem)
     stream = problem.stream()
     every = check_every or (1 if problem.batches is None and max(map(int, net.logits), default=0) <= 128 else 5)
@@ -83,12 +95,9 @@ def match_by_sinkhorn(
         if final_tau is not None:
             net.tau = tau * (final_tau / tau) ** (step / max(steps - 1, 1))
         problem.track("descent", step, steps)
-        optimizer.zero_grad()
-        cost = problem.objective(net(problem.source), problem.target, next(stream))
-        cost.backward()
-        optimizer.step()
+        cost = take_step(next(stream))
         if (step + 1) % every == 0 or step == steps - 1:
-            search.look(net, step, float(cost.detach()))
+            search.look(net, step, float(cost))
         if search.finished(step, patience):
             break
     if polish or (polish is None and problem.batches is None):
@@ -96,6 +105,23 @@ def match_by_sinkhorn(
             search.offer(polish_permutation(problem, candidate), what="polish")
     converged = len(search.history) == 0 or search.history[-1]["step"] < steps - 1
     return Found(search.best, search.cost, search.history, converged, net.state_dict())
+
+
+def _make_step(problem: Problem, net: RebasinNet, lr: float) -> Callable[[Any], torch.Tensor]:
+    """A step of Adam on the logits for a batch; it returns the cost before it."""
+    groups = [{"params": [p], "lr": lr * max(math.log10(int(n)), 1.0)} for n, p in net.logits.items()]
+    on_cuda = problem.device.type == "cuda"
+    optimizer = torch.optim.Adam(groups, fused=on_cuda or None, capturable=on_cuda)
+
+    def step(batch: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        plans = net.plans(check=not on_cuda)  # a check waits for the device; there the next look finds what is wrong
+        cost = problem.objective(net(problem.source, plans), problem.target, batch)
+        cost.backward()
+        optimizer.step()
+        return cost.detach()
+
+    return step
 
 
 def _look_first(problem: Problem, net: RebasinNet) -> Permutation:
