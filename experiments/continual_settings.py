@@ -140,7 +140,7 @@ TUNED: dict[str, list[tuple[str, str, list[Variant]]]] = {
         ("finetune", "finetune", _extend(_CIFAR, grid(lr=[0.01, 0.03, 0.1]))),
         ("LwF", "lwf", _extend(_CIFAR, grid(lr=[0.01, 0.03], strength=[0.5, 2.0]))),
         ("A-GEM", "agem", _extend(_CIFAR, grid(lr=[0.01, 0.03, 0.1], replay_size=[50]))),
-        ("EWC", "ewc", _extend(_CIFAR, grid(lr=[0.01, 0.03], strength=[10.0, 100.0], num_fisher=[128]))),
+        ("EWC", "ewc", _extend(_CIFAR, grid(lr=[0.01, 0.03], strength=[0.01, 0.1, 1.0], num_fisher=[128]))),
     ],
 }
 # Rows that are tuned for two hidden layers too.
