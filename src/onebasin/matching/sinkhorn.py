@@ -86,7 +86,9 @@ def match_by_sinkhorn(
             problem.report(entry)
             return Found(guess, cost, [entry], True, net.state_dict())
     if capture is None:
-        capture = problem.device.type == "cuda" and final_tau is None and getattr(problem.objective, "can_be_captured", False)
+        capture = (
+            problem.device.type == "cuda" and final_tau is None and getattr(problem.objective, "can_be_captured", False)
+        )
     take_step = Step(_make_step(problem, net, lr), capture, problem.device)
     search = _Search(problem)
     stream = problem.stream()
