@@ -21,18 +21,21 @@ TUNING = {"mnist": ([100], 20), "cifar": ([100], 3)}  # seeds that no test has, 
 
 REBASIN_MNIST: Variant = {"batch_size": 500, "epochs": 5, "noise": 0.1}
 REBASIN_CIFAR: Variant = {"batch_size": 10, "epochs": 5, "first_epochs": 20, "noise": 0.1, "lr": 0.5, "decay": 1e-4}
-# One epoch where they had five (A-GEM ten, joint training fifty): batches of ten are a million steps otherwise.
-AUTHORS: dict[str, dict[str, Variant]] = {
-    "mnist": {
-        "joint": {"lr": 0.1, "batch_size": 500, "epochs": 5},
-        "finetune": {"lr": 0.01, "batch_size": 10, "epochs": 1},
-        # Avalanche leaves out the half in front of lambda, and squares the gradients of batches of ten.
-        "ewc": {"lr": 0.01, "batch_size": 10, "epochs": 1, "strength": 200.0, "fisher_batch": 10, "num_fisher": 6000},
-        "lwf": {"lr": 0.001, "batch_size": 10, "epochs": 1, "strength": 1.0, "temperature": 0.5},
-        "agem": {"lr": 0.001, "batch_size": 10, "epochs": 1, "replay_size": 50},
-    },
-    "cifar": {"joint": {"lr": 0.1, "batch_size": 500, "epochs": 10}},
+# Five epochs of A-GEM where they had ten, and one on CIFAR; ten of joint training on CIFAR where they had fifty.
+_AUTHORS_SGD: Variant = {"lr": 0.01, "batch_size": 10, "epochs": 5}
+_AUTHORS: dict[str, Variant] = {
+    "finetune": _AUTHORS_SGD,
+    "lwf": {**_AUTHORS_SGD, "lr": 0.001, "strength": 1.0, "temperature": 0.5},
+    "agem": {**_AUTHORS_SGD, "lr": 0.001, "replay_size": 50},
+    # Avalanche leaves out the half in front of lambda, and squares the gradients of batches of ten.
+    "ewc": {**_AUTHORS_SGD, "strength": 200.0, "fisher_batch": 10},
 }
+AUTHORS: dict[str, dict[str, Variant]] = {
+    "mnist": {**_AUTHORS, "joint": {"lr": 0.1, "batch_size": 500, "epochs": 50}},
+    "cifar": {**_AUTHORS, "joint": {"lr": 0.1, "batch_size": 500, "epochs": 10}},
+}
+AUTHORS["mnist"]["ewc"] = {**_AUTHORS["ewc"], "num_fisher": 6000}
+AUTHORS["cifar"]["agem"] = {**_AUTHORS["agem"], "epochs": 1}
 
 # ---------------------------------------------------------------------------------------------------------------- ablations
 
@@ -49,6 +52,8 @@ ABLATIONS: dict[str, Variant] = {
     "alpha 0.75": {"alpha": 0.75},
     "alpha 1": {"alpha": 1.0},
     "start at mass 0.9": {"noise": 0.0, "mass": 0.9},
+    "gradient to rounding": {"solver_steps": 200},
+    "5 rounds, 5 solver steps": {"num_iters": 5, "solver_steps": 5},
 }
 
 # -------------------------------------------------------------------------------------------------------------------- grids
@@ -90,32 +95,79 @@ _CIFAR_RESIDUALS = [
         (0.05, None, 1e-3, 50),
     )
 ]
+# With the answers kept: a lighter hand, since they too hold the network.
+_MNIST_RECALLS = [
+    {"recall": recall, "clip": clip, "decay": decay, "weighting": "equal"}
+    for recall in (0.5, 1.0)
+    for clip, decay in ((1e-3, 0.1), (3e-3, 0.01), (None, 0.01), (None, 0.001))
+]
+_CIFAR_RECALLS = [{**_CIFAR_RESIDUALS[i], "recall": recall} for i in (1, 3) for recall in (0.1, 0.5)]
+# Where the plans start: as the authors', or close to the identity.
+_STARTS: list[Variant] = [{"noise": 0.1}, {"mass": 0.9}]
+
+
+def _start_at(starts: list[Variant], variants: list[Variant]) -> list[Variant]:
+    return [{**variant, **start} for variant, start in itertools.product(variants, starts)]
+
+
+_MNIST_SETTLED = _start_at(
+    _STARTS,
+    [
+        {"recall": recall, "clip": clip, "decay": 0.01, "weighting": "equal"}
+        for recall in (0.25, 0.5)
+        for clip in (3e-3, None)
+    ],
+)
 TUNED: dict[str, list[tuple[str, str, list[Variant]]]] = {
     "mnist": [
         ("re-basin", "rebasin", _extend({**_MNIST, "noise": 0.1}, _MNIST_RESIDUALS)),
         ("delta alone", "rebasin", _extend({**_MNIST, "groups": []}, _MNIST_RESIDUALS)),
+        ("re-basin, answers kept", "rebasin", _extend({**_MNIST, "noise": 0.1}, _MNIST_RECALLS)),
+        ("re-basin, settled, answers kept", "rebasin", _extend({**_MNIST, "settle": 0.5}, _MNIST_SETTLED)),
+        ("delta alone, answers kept", "rebasin", _extend({**_MNIST, "groups": []}, _MNIST_RECALLS)),
         ("replay", "replay", _extend(_MNIST, grid(lr=[0.01, 0.03, 0.1], weighting=["pooled", "equal"]))),
-        ("DER++", "derpp", _extend(_MNIST, grid(lr=[0.01, 0.03, 0.1], alpha=[0.1, 0.5]))),
+        ("DER++", "derpp", _extend(_MNIST, grid(lr=[0.01, 0.03], alpha=[0.1, 0.5, 1.0, 2.0]))),
         ("A-GEM", "agem", _extend(_MNIST, grid(lr=[0.003, 0.01, 0.03, 0.1], replay_size=[256]))),
         ("EWC", "ewc", _extend(_MNIST, grid(lr=[0.003, 0.01], strength=[1.0, 10.0, 100.0]))),
         ("LwF", "lwf", _extend(_MNIST, grid(lr=[0.001, 0.003, 0.01], strength=[1.0, 3.0]))),
         ("finetune", "finetune", _extend(_MNIST, grid(lr=[0.001, 0.003, 0.01, 0.03]))),
     ],
     "cifar": [
-        ("re-basin", "rebasin", _extend({**_CIFAR, "noise": 0.1}, _CIFAR_RESIDUALS)),
+        ("re-basin", "rebasin", _extend(_CIFAR, _start_at(_STARTS, _CIFAR_RESIDUALS))),
         ("delta alone", "rebasin", _extend({**_CIFAR, "groups": []}, _CIFAR_RESIDUALS)),
+        ("re-basin, answers kept", "rebasin", _extend(_CIFAR, _start_at(_STARTS, _CIFAR_RECALLS))),
+        (
+            "re-basin, settled, answers kept",
+            "rebasin",
+            _extend({**_CIFAR, "settle": 0.5}, _start_at(_STARTS, _CIFAR_RECALLS[:2])),
+        ),
+        ("delta alone, answers kept", "rebasin", _extend({**_CIFAR, "groups": []}, _CIFAR_RECALLS)),
         (
             "replay",
             "replay",
             _extend({**_CIFAR, "reset_norms": True}, grid(lr=[0.03, 0.1], replay_size=[10, 50], weighting=["equal"])),
         ),
+        (
+            "DER++",
+            "derpp",
+            _extend({**_CIFAR, "reset_norms": True}, grid(lr=[0.03, 0.1], alpha=[0.1, 0.5], replay_size=[10, 50])),
+        ),
         ("finetune", "finetune", _extend(_CIFAR, grid(lr=[0.01, 0.03, 0.1]))),
-        ("DER++", "derpp", _extend({**_CIFAR, "reset_norms": True}, grid(lr=[0.03, 0.1], alpha=[0.1, 0.5]))),
         ("LwF", "lwf", _extend(_CIFAR, grid(lr=[0.01, 0.03], strength=[0.5, 2.0]))),
         ("A-GEM", "agem", _extend(_CIFAR, grid(lr=[0.01, 0.03, 0.1], replay_size=[50]))),
-        ("EWC", "ewc", _extend(_CIFAR, grid(lr=[0.01, 0.03], strength=[10.0, 100.0], num_fisher=[128]))),
+        ("EWC", "ewc", _extend(_CIFAR, grid(lr=[0.01, 0.03], strength=[0.01, 0.1, 1.0], num_fisher=[128]))),
     ],
 }
+# Rows that are tuned for two hidden layers too.
+_DEEPER = (
+    "re-basin",
+    "delta alone",
+    "re-basin, answers kept",
+    "re-basin, settled, answers kept",
+    "delta alone, answers kept",
+    "replay",
+    "DER++",
+)
 
 # ------------------------------------------------------------------------------------------------------------------- trials
 
@@ -126,7 +178,7 @@ def list_trials(quick: bool) -> list[Trial]:
         small = {"batch_size": 500, "epochs": 1}
         rows = [
             ("re-basin", "rebasin", [{**small, "noise": 0.1}]),
-            ("10 solver steps", "rebasin", [{**small, "noise": 0.1, "solver_steps": 10}]),
+            ("gradient to rounding", "rebasin", [{**small, "noise": 0.1, "solver_steps": 200}]),
             ("replay", "replay", [{**small, "lr": lr, "first_lr": 1e-3} for lr in (0.03, 0.1)]),
         ]
         return [_trial("tuned", "mnist", row, name, variants, [0], num_tasks=3) for row, name, variants in rows]
@@ -137,17 +189,18 @@ def list_trials(quick: bool) -> list[Trial]:
     ]
     for row, layers in itertools.product(("as the authors", "no permutation"), (1, 2)):
         trials.append(_trial("rebasin", "mnist", row, "rebasin", [{**REBASIN_MNIST, **ABLATIONS[row]}], layers=layers))
-    for row, name, variants in TUNED["mnist"]:
-        trials.append(_trial("tuned", "mnist", row, name, variants))
+    for benchmark in ("cifar", "mnist"):
+        trials += [_trial("authors", benchmark, name, name, [variant]) for name, variant in AUTHORS[benchmark].items()]
+        trials += [_trial("tuned", benchmark, row, name, variants) for row, name, variants in TUNED[benchmark]]
+    trials += [
+        _trial("tuned", "mnist", row, name, variants, layers=2) for row, name, variants in TUNED["mnist"] if row in _DEEPER
+    ]
     for row in list(ABLATIONS)[2:]:
         trials.append(_trial("rebasin", "mnist", row, "rebasin", [{**REBASIN_MNIST, **ABLATIONS[row]}]))
-    for benchmark in ("mnist", "cifar"):
-        if benchmark == "cifar":
-            trials += [_trial("tuned", "cifar", row, name, variants) for row, name, variants in TUNED["cifar"]]
-        trials += [_trial("authors", benchmark, name, name, [variant]) for name, variant in AUTHORS[benchmark].items()]
-    # The same without a stack: seeds that share a trial must not owe their agreement to it.
-    for seed, row in itertools.product(SEEDS["mnist"], ("as the authors", "no permutation")):
-        trials.append(_trial("alone", "mnist", row, "rebasin", [{**REBASIN_MNIST, **ABLATIONS[row]}], [seed]))
+    # Five examples of a class are chance: what a permutation does is less than what they do.
+    for first, row in itertools.product(range(0, 20, 5), ("as the authors", "no permutation")):
+        seeds = list(range(first, first + 5))
+        trials.append(_trial("seeds", "mnist", row, "rebasin", [{**REBASIN_MNIST, **ABLATIONS[row]}], seeds))
     return trials + _cost_trials("mnist") + _cost_trials("cifar")
 
 
@@ -168,10 +221,17 @@ def _trial(
 def _cost_trials(benchmark: str) -> list[Trial]:
     size, epochs = (500, 5) if benchmark == "mnist" else (10, 1)
     variant = {"batch_size": size, "epochs": epochs, "first_epochs": 1, "replay_size": size}
-    names = ("replay", "rebasin", "finetune", "derpp", "agem")
-    trials = [{**_trial("cost", benchmark, name, name, [variant], [0], num_tasks=2), "capture": True} for name in names]
-    capped = _trial(
-        "cost", benchmark, "rebasin, 10 solver steps", "rebasin", [{**variant, "solver_steps": 10}], [0], num_tasks=2
-    )
-    trials.insert(2, {**capped, "capture": True})
-    return trials + [{**trial, "capture": False} for trial in trials[:3]]
+    rows: list[tuple[str, str, Variant]] = [
+        ("replay", "replay", {}),
+        ("rebasin", "rebasin", {}),
+        ("rebasin, gradient to rounding", "rebasin", {"solver_steps": 200}),
+        ("rebasin, 5 rounds, 5 solver steps", "rebasin", {"num_iters": 5, "solver_steps": 5}),
+        ("rebasin, delta alone", "rebasin", {"groups": []}),
+        *((name, name, {}) for name in ("finetune", "derpp", "agem")),
+    ]
+    trials = [
+        {**_trial("cost", benchmark, row, name, [{**variant, **extra}], [0], num_tasks=2), "capture": capture}
+        for capture in (True, False)
+        for row, name, extra in rows
+    ]
+    return [trial for trial in trials if trial["capture"] or trial["row"] in ("replay", "rebasin")]

@@ -4,6 +4,7 @@ import math
 import string
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from onebasin.layout import Factor, Layout, Product, Term, names
 
 _TILE_BYTES = 1 << 19  # a tile should stay in the cache between its two gathers
 _THREAD_BYTES = 1 << 21  # a thread takes as long to start as this much takes to move
+_BATCH_NUMEL = 1 << 18  # larger tensors keep a GPU busy by themselves, and stacking copies them
 _SHORT_RUN_BYTES = 16  # below, tiles are faster than one gather over a flattened view
 
 
@@ -94,21 +96,47 @@ def mix_all(
 ) -> dict[str, Tensor]:
     """`mix` for many tensors at once; one that no plan moves is returned as it is.
 
-    The vectors of a group are one matrix here: a network with norms has dozens, each too small to be worth a product.
+    A network has dozens of vectors and of small matrices, each hardly worth a launch: here the vectors of a group are one
+    matrix, and small tensors of one shape whose axes move by plain plans are one batch.
     """
     result = dict(tensors)
     vectors: dict[str, list[str]] = {}
+    alike: dict[tuple[Any, ...], list[str]] = {}
     for key, tensor in tensors.items():
-        term = layouts[key][0] if len(layouts[key]) == 1 else None
-        group = term.name if isinstance(term, Factor) else None
-        if group is not None and group in plans and plans[group].dim() == 2:
-            vectors.setdefault(group, []).append(key)
-        elif names(layouts[key]) & plans.keys():
+        axes = [axis for axis, term in enumerate(layouts[key]) if names((term,)) & plans.keys()]
+        plain = all(_moves_plainly(layouts[key][axis], plans) for axis in axes)
+        if plain and axes and tensor.dim() == 1:
+            vectors.setdefault(_group(layouts[key], 0), []).append(key)
+        elif plain and axes and tensor.numel() <= _BATCH_NUMEL:
+            alike.setdefault((tensor.shape, tensor.dtype, *axes), []).append(key)
+        elif axes:
             result[key] = mix(tensor, layouts[key], plans, parents)
     for group, keys in vectors.items():
         rows = torch.stack([tensors[key].to(plans[group].dtype) for key in keys]) @ plans[group].mT
         result |= {key: row.to(tensors[key].dtype) for key, row in zip(keys, rows.unbind(), strict=True)}
+    for (_, dtype, *axes), keys in alike.items():
+        if len(keys) == 1:
+            result[keys[0]] = mix(tensors[keys[0]], layouts[keys[0]], plans, parents)
+            continue
+        batch = torch.stack([tensors[key] for key in keys])
+        for axis in reversed(axes):  # the first axis last: it leaves the batch contiguous
+            chosen = torch.stack([plans[_group(layouts[key], axis)] for key in keys])
+            front = batch.to(chosen.dtype).movedim(axis + 1, 1)
+            batch = torch.bmm(chosen, front.flatten(2)).view(front.shape).movedim(1, axis + 1)
+        result |= dict(zip(keys, batch.to(dtype).unbind(), strict=True))
     return result
+
+
+def _moves_plainly(term: Term, plans: Plans) -> bool:
+    """Whether an axis is nothing but the units of one group that has no parents."""
+    return isinstance(term, Factor) and plans[term.name or ""].dim() == 2
+
+
+def _group(layout: Layout, axis: int) -> str:
+    term = layout[axis]
+    assert isinstance(term, Factor)
+    assert term.name is not None
+    return term.name
 
 
 def _mix(

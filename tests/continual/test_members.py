@@ -95,7 +95,7 @@ def test_every_member_has_its_own_memory_and_its_own_order():
     labels = torch.arange(40) % 4
     samples = Samples(torch.arange(40.0), labels, torch.zeros(40, dtype=torch.int64))
     memory, generator = Memory(2, members=3), torch.Generator().manual_seed(0)
-    kept = memory.add(samples, generator)
+    kept = memory.add(samples)
     assert kept is not None
     pools = [set(kept.inputs[member::3].tolist()) for member in range(3)]
     assert [len(pool) for pool in pools] == [8, 8, 8]

@@ -11,9 +11,9 @@ def make_samples(targets: list[int], head: int) -> Samples:
 
 
 def test_each_class_of_each_task_has_its_share():
-    memory, generator = Memory(3), torch.Generator().manual_seed(0)
+    memory = Memory(3)
     for head in range(2):
-        kept = memory.add(make_samples([0, 1, 1, 2] * 10, head), generator)
+        kept = memory.add(make_samples([0, 1, 1, 2] * 10, head))
         assert kept is not None
         assert kept.targets.bincount().tolist() == [3, 3, 3]
         assert len(set(kept.inputs.tolist())) == 9
@@ -24,14 +24,14 @@ def test_each_class_of_each_task_has_its_share():
 
 
 def test_a_class_with_too_few_examples_is_kept_whole():
-    kept = Memory(3).add(make_samples([0, 0, 0, 0, 1], 0), torch.Generator())
+    kept = Memory(3).add(make_samples([0, 0, 0, 0, 1], 0))
     assert kept is not None
     assert kept.targets.tolist() == [0, 0, 0, 1]
 
 
 def test_nothing_is_kept_without_room():
     memory = Memory(0)
-    assert memory.add(make_samples([0, 1], 0), torch.Generator()) is None
+    assert memory.add(make_samples([0, 1], 0)) is None
     assert len(memory) == 0
     with pytest.raises(ValueError, match="empty"):
         _ = memory.samples
@@ -41,6 +41,6 @@ def test_nothing_is_kept_without_room():
 
 def test_the_choice_is_random_and_seeded():
     task = make_samples([0] * 50, 0)
-    chosen = [Memory(5).add(task, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
+    chosen = [Memory(5, seed=seed).add(task) for seed in (0, 0, 1)]
     values = [sorted(c.inputs.tolist()) for c in chosen if c is not None]
     assert values[0] == values[1] != values[2]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import onebasin as ob
-from onebasin.continual import RebasinStrategy, run_stream, sgd
+from onebasin.continual import DERPlusPlus, RebasinStrategy, run_stream, sgd
 from onebasin.demo import ResidualCNN
 from tests.continual.clusters import TRAINING, make_mlp, make_task
 
@@ -142,3 +142,43 @@ def test_refusals(mlp, symmetry):
         RebasinStrategy(mlp, symmetry, groups=["conv*"])
     with pytest.raises(ValueError, match="symmetry expects"):
         RebasinStrategy(make_mlp(width=9), symmetry)
+
+
+def test_with_recall_and_nothing_permuted_it_is_dark_experience_replay(mlp, symmetry, monkeypatch):
+    """(new + old) / 2 + recall kept, with twice the step: new + old + 2 recall kept."""
+    monkeypatch.setattr(torch, "randn", lambda *shape, generator=None, **options: torch.zeros(*shape, **options))
+    options = {"batch_size": 80, "epochs": 10, "first_optimizer": sgd(0.1)}  # a batch is everything: no order matters
+    ours = RebasinStrategy(
+        mlp, symmetry, groups=(), clip=None, weighting="equal", recall=0.2, optimizer=sgd(0.04), **options
+    )
+    theirs = DERPlusPlus(mlp, alpha=0.4, beta=1.0, optimizer=sgd(0.02), **options)
+    for task in [make_task(seed) for seed in range(3)]:
+        ours.fit(task)
+        theirs.fit(task)
+    for key, value in theirs.model.state_dict().items():
+        torch.testing.assert_close(ours.model.state_dict()[key], value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_negative_recall_is_refused(mlp, symmetry):
+    with pytest.raises(ValueError, match="recall must not be negative"):
+        RebasinStrategy(mlp, symmetry, recall=-1.0)
+
+
+def test_steps_after_the_fusion_lower_its_cost(mlp, symmetry):
+    """Half of the steps on what is kept: better on the task than all of them on what is not."""
+    options = {"batch_size": 40, "epochs": 40, "noise": 0.5, "alpha": 0.8, "clip": None, "optimizer": sgd(0.02)}
+    task = make_task(1)
+    costs = []
+    for settle in (0.0, 0.5):
+        strategy = RebasinStrategy(mlp, symmetry, settle=settle, **options)
+        strategy.fit(make_task(0))
+        strategy.fit(task)
+        assert strategy.history[0]["moved"] > 0
+        costs.append(float(nn.functional.cross_entropy(strategy.model(task.inputs), task.targets).detach()))
+    assert costs[1] < costs[0]
+
+
+@pytest.mark.parametrize("options", [{"settle": 1.0}, {"settle": -0.1}, {"settle": 0.5, "residual": False}])
+def test_a_settling_that_cannot_be_is_refused(mlp, symmetry, options):
+    with pytest.raises(ValueError, match="settle must be a share"):
+        RebasinStrategy(mlp, symmetry, **options)

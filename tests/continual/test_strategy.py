@@ -17,6 +17,10 @@ def example_for(model: nn.Module) -> torch.Tensor:
     return torch.rand(2, 6).to(next(model.parameters()))
 
 
+def make_rebasin(model: nn.Module, **options) -> continual.RebasinStrategy:
+    return continual.RebasinStrategy(model, ob.symmetry(model, example_for(model), verify=False), **options)
+
+
 STRATEGIES = {
     "finetune": continual.Finetune,
     "ewc": lambda model, **options: continual.EWC(model, strength=10, num_fisher=20, **options),
@@ -25,9 +29,9 @@ STRATEGIES = {
     "replay": continual.Replay,
     "derpp": continual.DERPlusPlus,
     "joint": continual.Joint,
-    "rebasin": lambda model, **options: continual.RebasinStrategy(
-        model, ob.symmetry(model, example_for(model), verify=False), noise=0.1, **options
-    ),
+    "rebasin": lambda model, **options: make_rebasin(model, noise=0.1, **options),
+    "rebasin, delta alone": lambda model, **options: make_rebasin(model, groups=(), **options),
+    "rebasin with recall": lambda model, **options: make_rebasin(model, noise=0.1, recall=0.5, **options),
 }
 every_strategy = pytest.mark.parametrize("make", STRATEGIES.values(), ids=STRATEGIES)
 
@@ -80,6 +84,17 @@ def test_the_same_seed_gives_the_same_network(make):
         networks.append(strategy.model)
     assert_same(networks[0], networks[1])
     assert any(not torch.equal(a, b) for a, b in zip(networks[0].parameters(), networks[2].parameters(), strict=True))
+
+
+def test_strategies_of_one_seed_keep_the_same_examples():
+    """So that they can be compared in pairs: five examples of a class are chance enough."""
+    memories = []
+    for name in ("replay", "derpp", "agem", "rebasin", "rebasin, delta alone"):
+        strategy = STRATEGIES[name](make_mlp(), seed=3, memory_per_class=2, **TRAINING)
+        for number in range(3):
+            strategy.fit(make_task(number))
+        memories.append(strategy.memory.samples.inputs)
+    assert all(torch.equal(memory, memories[0]) for memory in memories[1:])
 
 
 @every_strategy

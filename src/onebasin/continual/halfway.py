@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from onebasin.gather import mix
-from onebasin.layout import Factor, names
+from onebasin.gather import mix_all
+from onebasin.layout import names
 from onebasin.network import RebasinNet
 from onebasin.permutation import Permutation
 from onebasin.structure import Symmetry
@@ -18,7 +18,7 @@ class HalfWay:
     """(theta + pi_P(theta)) / 2 + delta, as a function of the logits of P and of delta.
 
     A small network is over in a few dozen kernels, so what is done to its parameters at each step must not take hundreds:
-    vectors of one group are permuted together, sums are taken of all tensors at once, and one gradient serves P and delta.
+    tensors are permuted together where they are alike, sums are taken of all at once, and one gradient serves P and delta.
 
     Args:
         model: theta; copied.
@@ -32,7 +32,7 @@ class HalfWay:
         self, model: nn.Module, symmetry: Symmetry, net: RebasinNet | None, residual: bool, generator: torch.Generator
     ):
         self.theta = {name: value.detach().clone() for name, value in model.named_parameters()}
-        self.symmetry, self.net = symmetry, net
+        self.symmetry, self.net, self.generator = symmetry, net, generator
         self.delta: dict[str, nn.Parameter] = {}
         if residual:
             for name, value in self.theta.items():
@@ -41,13 +41,6 @@ class HalfWay:
         moving = set() if net is None else symmetry.groups.keys()
         self._moving = [name for name in self.theta if names(symmetry.layouts[name]) & moving]
         self._half = {name: value / 2 if name in self._moving else value for name, value in self.theta.items()}
-        # Vectors by their group: (vectors, units).
-        self._vectors: dict[str, list[str]] = {}
-        for name in self._moving:
-            group = _vector_group(symmetry, name)
-            if group is not None:
-                self._vectors.setdefault(group, []).append(name)
-        self._stacks = {g: torch.stack([self._half[n] for n in members]) for g, members in self._vectors.items()}
 
     def backward(self, cost: Callable[[dict[str, Tensor]], Tensor]) -> None:
         """Add the gradient of a cost of the point to the logits', and set it as delta's."""
@@ -64,15 +57,8 @@ class HalfWay:
         """pi_P(theta) / 2 for the tensors that move, differentiable in the logits."""
         if self.net is None:
             return {}
-        plans = self.net.plans(check=False)
-        moved = {}
-        for group, members in self._vectors.items():
-            rows = (self._stacks[group] @ plans[group].T.to(self._stacks[group].dtype)).unbind()
-            moved |= dict(zip(members, rows, strict=True))
-        for name in self._moving:
-            if name not in moved:
-                moved[name] = mix(self._half[name], self.symmetry.layouts[name], plans, self.symmetry.parents)
-        return moved
+        halves = {name: self._half[name] for name in self._moving}
+        return mix_all(halves, self.symmetry.layouts, self.net.plans(check=False), self.symmetry.parents)
 
     def place(self, moved: dict[str, Tensor]) -> dict[str, Tensor]:
         """The point, as leaves that collect a gradient."""
@@ -82,13 +68,18 @@ class HalfWay:
 
     def fuse(self, permutation: Permutation | None, weight: float) -> dict[str, Tensor]:
         """The fused network, weight theta + (1 - weight) pi(theta) + delta, with a hard permutation."""
-        result = {}
         with torch.no_grad():
-            for name, value in self.theta.items():
-                if permutation is not None:
-                    value = torch.lerp(permutation.move(value, self.symmetry.layouts[name]), value, weight)
-                result[name] = value + self.delta[name] if name in self.delta else value
-        return result
+            return _add(self._blend(permutation, weight), self.delta)
+
+    def settle(self, permutation: Permutation | None, weight: float) -> None:
+        """Be the fused network from now on: the point is where it lies, and delta is all that still moves it."""
+        self._half, self._moving, self.net = self._blend(permutation, weight), [], None
+
+    def _blend(self, permutation: Permutation | None, weight: float) -> dict[str, Tensor]:
+        if permutation is None:
+            return self.theta
+        layouts = self.symmetry.layouts
+        return {k: torch.lerp(permutation.move(v, layouts[k]), v, weight) for k, v in self.theta.items()}
 
     def residual_length(self) -> float:
         """|delta|."""
@@ -102,12 +93,3 @@ def _add(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> dict[st
         return dict(tensors)
     sums = torch._foreach_add([tensors[name] for name in others], list(others.values()))  # pyright: ignore
     return {**tensors, **dict(zip(others, sums, strict=True))}
-
-
-def _vector_group(symmetry: Symmetry, name: str) -> str | None:
-    """The group of a tensor that is nothing but one vector of a group's units."""
-    layout = symmetry.layouts[name]
-    if len(layout) != 1 or not isinstance(layout[0], Factor):
-        return None
-    group = symmetry.groups.get(layout[0].name or "")
-    return group.name if group is not None and not group.parents else None

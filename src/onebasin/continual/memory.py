@@ -16,12 +16,14 @@ class Memory:
     Args:
         per_class: examples of a class and task.
         members: networks trained side by side, which have as many each, in turn.
+        seed: of the choice, which depends on nothing else: strategies with the same seed keep the same examples.
     """
 
-    def __init__(self, per_class: int, members: int = 1):
+    def __init__(self, per_class: int, members: int = 1, seed: int = 0):
         if per_class < 0:
             raise ValueError(f"memory_per_class must not be negative, got {per_class}")
         self.per_class, self.members = per_class, members
+        self._generator = torch.Generator().manual_seed(seed)
         self._samples: Samples | None = None
 
     def __len__(self) -> int:
@@ -34,7 +36,7 @@ class Memory:
             raise ValueError("the memory is empty: no task was added yet")
         return self._samples
 
-    def add(self, task: Samples, generator: torch.Generator) -> Samples | None:
+    def add(self, task: Samples) -> Samples | None:
         """Keep some examples of a task, balanced over its classes; of a class that has fewer, all.
 
         Returns:
@@ -43,20 +45,21 @@ class Memory:
         if not self.per_class:
             return None
         targets = task.targets.cpu()
-        choices = [_choose(targets, self.per_class, generator) for _ in range(self.members)]
+        choices = [_choose(targets, self.per_class, self._generator) for _ in range(self.members)]
         kept = task.at(torch.stack(choices, dim=1).flatten().to(task.inputs.device))
         self._samples = kept if self._samples is None else Samples.join([self._samples, kept])
         return kept
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that is kept."""
-        if self._samples is None:
-            return {}
-        return {"inputs": self.samples.inputs, "targets": self.samples.targets, "heads": self.samples.heads}
+        kept = None if self._samples is None else [self._samples.inputs, self._samples.targets, self._samples.heads]
+        return {"samples": kept, "generator": self._generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
         """Take over what `state_dict` gave."""
-        self._samples = Samples(**{name: value.to(device) for name, value in state.items()}) if state else None
+        kept = state["samples"]
+        self._samples = None if kept is None else Samples(*(part.to(device) for part in kept))
+        self._generator.set_state(state["generator"].cpu())
 
 
 def _choose(targets: Tensor, per_class: int, generator: torch.Generator) -> Tensor:

@@ -33,7 +33,7 @@ class Replay(Strategy):
 
     def cost(self) -> Tensor:
         """The loss on both batches."""
-        return self.replayed_loss(self.weighting)
+        return self.losses().weigh(self.weighting)
 
 
 def check_weighting(weighting: Any) -> None:

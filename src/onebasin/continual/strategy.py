@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -55,14 +55,42 @@ class Training(TypedDict, total=False):
     capture: bool
 
 
+class Losses(NamedTuple):
+    """The parts of a replaying step's cost.
+
+    Attributes:
+        new: the loss on a batch of the task.
+        old: that on a batch of the memory; None while it is empty.
+        kept: the mean squared distance, on another batch of the memory, to what the network answered when each example's
+            task was done (Buzzega et al. 2020); None if answers are not kept.
+        share: of the task in both batches together.
+    """
+
+    new: Tensor
+    old: Tensor | None
+    kept: Tensor | None
+    share: float
+
+    def weigh(self, weighting: Weighting) -> Tensor:
+        """Task and memory: "pooled" is the mean over both batches, "equal" the average of the two means."""
+        if self.old is None:
+            return self.new
+        return torch.lerp(self.old, self.new, self.share if weighting == "pooled" else 0.5)
+
+
 def sgd(lr: float = 0.1, **options: Any) -> MakeOptimizer:
     """Plain stochastic gradient descent, as an argument of strategies."""
-    return lambda parameters: torch.optim.SGD(parameters, lr=lr, **options)
+    return lambda parameters: torch.optim.SGD(parameters, lr=lr, **{**_fuse(parameters), **options})
 
 
 def adam(lr: float = 1e-3, **options: Any) -> MakeOptimizer:
     """Adam, as an argument of strategies."""
-    return lambda parameters: torch.optim.Adam(parameters, lr=lr, **options)
+    return lambda parameters: torch.optim.Adam(parameters, lr=lr, **{**_fuse(parameters), **options})
+
+
+def _fuse(parameters: list[nn.Parameter]) -> dict[str, bool]:
+    """On a GPU one kernel for all parameters: a small network takes no longer than its kernels are many."""
+    return {"fused": True} if all(parameter.is_cuda for parameter in parameters) else {}
 
 
 class Strategy:
@@ -77,7 +105,8 @@ class Strategy:
         training: see `Training`.
     """
 
-    replays = False
+    replays = False  # has a memory
+    recalls = False  # keeps the network's answers beside it
 
     def __init__(
         self,
@@ -113,12 +142,14 @@ class Strategy:
         self.first_optimizer, self.first_epochs = first_optimizer or self.optimizer, first_epochs or epochs
         self.batch_size, self.epochs, self.replay_size = batch_size, epochs, replay_size
         self.reset_norms, self.capture = reset_norms, capture
-        self.memory = Memory(memory_per_class if self.replays else 0, members)
+        self.memory = Memory(memory_per_class if self.replays else 0, members, seed)
         self.generator = torch.Generator().manual_seed(seed)
         self.heads: list[tuple[int, ...] | None] = []
         self._forbidden: Tensor | None = None
         self._feed: Feed | None = None
         self._replay: Feed | None = None
+        self._answers: Tensor | None = None  # in the order of the memory
+        self._recall: Feed | None = None
 
     @property
     def num_tasks(self) -> int:
@@ -136,20 +167,24 @@ class Strategy:
         """`fit` in portions: yields the number of steps done, so that several strategies can take turns on a device."""
         samples = self._admit(task)
         num_steps = self.count_steps(len(samples))
-        step = self.begin(samples, num_steps)
-        self.model.train()
-        yield from run_steps(step, num_steps, self.capture)
-        self.model.eval()
+        for step, count in self.phases(samples, num_steps):
+            self.model.train()
+            yield from run_steps(step, count, self.capture)
+            self.model.eval()
         self.finish(samples)
         if self.reset_norms and len(self.memory):
             self._estimate_norms(samples)
         self.keep(samples)
-        self._feed = self._replay = None
+        self._feed = self._replay = self._recall = None
 
     def count_steps(self, num_samples: int) -> int:
         """Steps on a task of so many examples."""
         epochs = self.first_epochs if self.num_tasks == 1 else self.epochs
         return max(1, epochs * num_samples // self.batch_size)
+
+    def phases(self, samples: Samples, num_steps: int) -> Iterator[tuple[Callable[[], None], int]]:
+        """What is done on a task, one after the other: a step, and how many of it."""
+        yield self.begin(samples, num_steps), num_steps
 
     def begin(self, samples: Samples, num_steps: int) -> Callable[[], None]:
         """Make ready for a task, and return what is to be done at each step."""
@@ -173,8 +208,12 @@ class Strategy:
         """Called when the steps of a task are done."""
 
     def keep(self, samples: Samples) -> None:
-        """Add the task to the memory."""
-        self.memory.add(samples, self.generator)
+        """Add the task to the memory, with what the network answers now if that is wanted."""
+        kept = self.memory.add(samples)
+        if self.recalls and kept is not None:
+            with torch.no_grad():
+                answers = self._output(kept.inputs)
+            self._answers = answers if self._answers is None else torch.cat([self._answers, answers])
 
     # ---------------------------------------------------------------------------------------- what strategies build on
 
@@ -193,10 +232,12 @@ class Strategy:
         """Draw the order of this task's batches, and of the memory's."""
         self._feed = Feed(samples, self.batch_size, num_steps, self.generator, self.members)
         if len(self.memory):
-            self._replay = self.open_memory(self.memory.samples, num_steps)
+            memory = self.memory.samples
+            self._replay = self._open_memory(memory, num_steps)
+            if self._answers is not None:
+                self._recall = self._open_memory(Samples(memory.inputs, self._answers, memory.heads), num_steps)
 
-    def open_memory(self, samples: Samples, num_steps: int) -> Feed:
-        """Draw the order of batches of the memory, or of other samples that stand in its order."""
+    def _open_memory(self, samples: Samples, num_steps: int) -> Feed:
         size = self.replay_size or min(self.batch_size, len(samples) // self.members)
         return Feed(samples, size, num_steps, self.generator, self.members, own=True)
 
@@ -210,9 +251,11 @@ class Strategy:
 
     def answer(self, batch: Samples, params: dict[str, Tensor] | None = None) -> Tensor:
         """The network's output on a batch, of the classes each example's head has; with `params` in place of its own."""
-        inputs = as_input(batch.inputs)
-        output = self.model(inputs) if params is None else torch.func.functional_call(self.model, params, (inputs,))
-        return self.restrict(output, batch.heads)
+        return self.restrict(self._output(batch.inputs, params), batch.heads)
+
+    def _output(self, inputs: Tensor, params: dict[str, Tensor] | None = None) -> Tensor:
+        inputs = as_input(inputs)
+        return self.model(inputs) if params is None else torch.func.functional_call(self.model, params, (inputs,))
 
     def restrict(self, output: Tensor, heads: Tensor) -> Tensor:
         """Put what a head may not answer out of reach. Not at -inf: zero times that is not zero, and some losses meet it."""
@@ -220,21 +263,21 @@ class Strategy:
             return output
         return output.masked_fill(self._forbidden[heads], torch.finfo(output.dtype).min / 4)
 
-    def replayed_loss(self, weighting: Weighting, params: dict[str, Tensor] | None = None) -> Tensor:
-        """The loss on a batch of the task and one of the memory, in one pass of the network.
+    def losses(self, params: dict[str, Tensor] | None = None) -> Losses:
+        """What a step may weigh, on the next batches of task and memory; in one pass, so that batch norms see them together.
 
         Args:
-            weighting: "pooled" is the mean over both batches; "equal" is the average of the two means.
             params: in place of the network's own.
         """
-        batch = self.feed.draw()
-        if self.replay is None:
-            return self.loss(self.answer(batch, params), batch.targets)
-        both = Samples.join([batch, self.replay.draw()])
-        output, num_new = self.answer(both, params), len(batch)
-        new = self.loss(output[:num_new], both.targets[:num_new])
-        old = self.loss(output[num_new:], both.targets[num_new:])
-        return torch.lerp(old, new, num_new / len(both) if weighting == "pooled" else 0.5)
+        feeds = [feed for feed in (self._feed, self._replay, self._recall) if feed is not None]
+        batches = [feed.draw() for feed in feeds]
+        outputs = self._output(torch.cat([batch.inputs for batch in batches]), params).split([len(b) for b in batches])
+        new, *old = (
+            self.loss(self.restrict(output, batch.heads), batch.targets)
+            for output, batch in zip(outputs[:2], batches[:2], strict=True)
+        )
+        kept = self.members * functional.mse_loss(outputs[2], batches[2].targets) if len(batches) > 2 else None
+        return Losses(new, old[0] if old else None, kept, len(batches[0]) / sum(len(batch) for batch in batches[:2]))
 
     def _admit(self, task: Task) -> Samples:
         """Check a task, give it a head, and bring it to the device."""
@@ -284,6 +327,7 @@ class Strategy:
             "memory": self.memory.state_dict(),
             "heads": [None if classes is None else list(classes) for classes in self.heads],
             "generator": self.generator.get_state(),
+            "answers": self._answers,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -294,6 +338,7 @@ class Strategy:
         self.memory.load_state_dict(state["memory"], self.device)
         self.heads = [None if classes is None else tuple(classes) for classes in state["heads"]]
         self.generator.set_state(state["generator"].cpu())
+        self._answers = None if state["answers"] is None else state["answers"].to(self.device)
 
 
 def accuracy(model: nn.Module, task: Task, members: int = 1, batch_size: int = 5000) -> Tensor:
