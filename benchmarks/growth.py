@@ -20,7 +20,6 @@ import io
 import json
 import logging
 import sys
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,7 +29,8 @@ import numpy as np
 import torch
 
 import onebasin as ob
-from benchmarks.measuring import Record, append, attempt, describe_machine, measure_bytes, measure_peaks, run_sizes, say
+from benchmarks import measuring
+from benchmarks.measuring import Record, append, attempt, measure_bytes, read_clock, run_sizes, say
 from benchmarks.steps import CLASSES, INPUTS, authors_step, count_flops, make_pair, measure_step, our_step
 from onebasin.matching.problem import Problem
 from onebasin.matching.weights import match_weights
@@ -53,11 +53,11 @@ def shape(axis: str, size: int) -> tuple[int, int]:
 def time_once(call: Callable[[], Any], device: str) -> float:
     if device.startswith("cuda"):
         torch.cuda.synchronize()
-    begin = time.perf_counter()
+    begin = read_clock(device)
     call()
     if device.startswith("cuda"):
         torch.cuda.synchronize()
-    return time.perf_counter() - begin
+    return read_clock(device) - begin
 
 
 def measure_once(call: Callable[[], Any], device: str, count_memory: bool = True) -> Record:
@@ -240,7 +240,8 @@ def main() -> None:
 
 def measure(options: argparse.Namespace) -> list[Record]:
     """Run every curve in its process."""
-    head = {"what": "growth", **describe_machine(options.device), **measure_peaks(options.device)}
+    torch.set_num_threads(1)
+    head = {"what": "growth", **measuring.describe_machine(options.device), **measuring.measure_peaks(options.device)}
     pythons = {"authors": options.authors, "rebasin": options.rebasin}
     records = []
     for axis in options.axes:

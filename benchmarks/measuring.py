@@ -28,7 +28,7 @@ def describe_machine(device: str) -> Record:
     if commit is None:
         command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
         commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
-    name = torch.cuda.get_device_name() if device.startswith("cuda") else f"cpu, {torch.get_num_threads()} threads"
+    name = torch.cuda.get_device_name() if device.startswith("cuda") else "one core"
     return {"device": name, "torch": torch.__version__, "python": platform.python_version(), "commit": commit}
 
 
@@ -42,8 +42,13 @@ def measure_peaks(device: str) -> Record:
     return {"flops_s": flops, "bytes_s": 2 * source.nbytes / time_call(lambda: place.copy_(source), device)}
 
 
+def read_clock(device: str) -> float:
+    """Seconds: on the CPU those that this process computed (one thread), so that others on the machine do not count."""
+    return time.perf_counter() if device.startswith("cuda") else time.process_time()
+
+
 def time_call(call: Callable[[], Any], device: str, seconds: float = 0.3, least: int = 3, most: int = 50) -> float:
-    """Seconds of one call: on CUDA the median of bursts, as in a training loop; on a CPU, which is shared, the least."""
+    """Seconds of one call: on CUDA the median of bursts, as in a training loop; on the CPU the least, by `read_clock`."""
     on_cuda = device.startswith("cuda")
     begin = time.perf_counter()
     call()
@@ -55,12 +60,12 @@ def time_call(call: Callable[[], Any], device: str, seconds: float = 0.3, least:
     while len(samples) < least or (time.perf_counter() - begin < seconds and len(samples) < most):
         if on_cuda:
             torch.cuda.synchronize()
-        start = time.perf_counter()
+        start = read_clock(device)
         for _ in range(burst):
             call()
         if on_cuda:
             torch.cuda.synchronize()
-        samples.append((time.perf_counter() - start) / burst)
+        samples.append((read_clock(device) - start) / burst)
         if burst > 1 and samples[-1] > seconds:
             burst = 1
     return sorted(samples)[len(samples) // 2] if on_cuda else min(samples)
@@ -95,7 +100,8 @@ def run_sizes(python: str, module: str, arguments: Sequence[str], sizes: Sequenc
     than `limit` seconds ends the list: the next ones would take longer.
     """
     paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p), "PYTHONUNBUFFERED": "1"}
+    settings = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **settings, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
     left = list(sizes)
     while left:
         command = [python, "-m", module, "--worker", *arguments, "--sizes", *map(str, left)]

@@ -290,6 +290,7 @@ def main() -> None:
         return
     torch.set_float32_matmul_precision("high" if options.tf32 else "highest")
     sizes = [w for w in options.sizes if w <= 512 or not options.quick]
+    torch.set_num_threads(1)
     peaks = measuring.measure_peaks(options.device)
     head = {"what": "steps", **measuring.describe_machine(options.device), "tf32": options.tf32, **peaks}
     print(f"{head['device']}: {peaks['flops_s'] / 1e12:.2f} Tflop/s, {peaks['bytes_s'] / 1e9:.0f} GB/s; milliseconds a step")
