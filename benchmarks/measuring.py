@@ -100,22 +100,19 @@ def run_sizes(python: str, module: str, arguments: Sequence[str], sizes: Sequenc
     than `limit` seconds ends the list: the next ones would take longer.
     """
     paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-    settings = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
-    environment = {**os.environ, **settings, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
+    fixed = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    settings = {**os.environ, **fixed, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
     left = list(sizes)
     while left:
         command = [python, "-m", module, "--worker", *arguments, "--sizes", *map(str, left)]
-        with tempfile.TemporaryFile("w+") as errors:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, env=environment)
+        with (
+            tempfile.TemporaryFile("w+") as errors,
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, env=environment
+            ) as process,
+        ):
             late = threading.Event()
-            while left:
-                timer = threading.Timer(limit, lambda late=late, process=process: (late.set(), process.kill()))
-                timer.start()
-                assert process.stdout is not None
-                line = process.stdout.readline()
-                timer.cancel()
-                if not line:
-                    break
+            while left and (line := _read_line(process, limit, late)):
                 if line.startswith("{"):
                     yield {"size": left.pop(0), **json.loads(line)}
             process.wait()
@@ -126,6 +123,16 @@ def run_sizes(python: str, module: str, arguments: Sequence[str], sizes: Sequenc
                 errors.seek(0)
                 said = [line for line in errors.read().splitlines() if ": " in line]
                 yield {"size": left.pop(0), "failed": said[-1][:200] if said else f"ended with {process.returncode}"}
+
+
+def _read_line(process: subprocess.Popen[str], limit: float, late: threading.Event) -> str:
+    """The next line; nothing if the process ended, or was ended because it took too long."""
+    timer = threading.Timer(limit, lambda: (late.set(), process.kill()))
+    timer.start()
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    timer.cancel()
+    return line
 
 
 def append(path: Path | None, record: Record) -> None:
