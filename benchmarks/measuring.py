@@ -101,7 +101,7 @@ def run_sizes(python: str, module: str, arguments: Sequence[str], sizes: Sequenc
     """
     paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     fixed = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
-    settings = {**os.environ, **fixed, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
+    environment = {**os.environ, **fixed, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
     left = list(sizes)
     while left:
         command = [python, "-m", module, "--worker", *arguments, "--sizes", *map(str, left)]
