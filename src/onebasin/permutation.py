@@ -25,6 +25,10 @@ class Permutation:
 
     def __init__(self, symmetry: Symmetry, indices: Mapping[str, Tensor]):
         sizes = symmetry.sizes
+        self.symmetry = symmetry
+        self.indices: dict[str, Tensor] = {}
+        # A tensor whose groups all stay is not copied, and one of which a single axis moves is moved in whole rows.
+        self._moving: dict[str, Tensor] = {}
         for name, group in symmetry.groups.items():
             if name not in indices:
                 raise ValueError(f"there is no index for the group {name!r}")
@@ -32,15 +36,16 @@ class Permutation:
             index = indices[name]
             if tuple(index.shape) != shape:
                 raise ValueError(f"the index of {name!r} has shape {tuple(index.shape)}, expected {shape}")
-            if not torch.equal(index.sort(dim=-1).values, torch.arange(group.size, device=index.device).expand(shape)):
+            identity = torch.arange(group.size, device=index.device).expand(shape)
+            stays = torch.equal(index, identity)
+            if not stays and not torch.equal(index.sort(dim=-1).values, identity):
                 raise ValueError(f"the index of {name!r} is not a permutation of 0 ... {group.size - 1}")
+            self.indices[name] = index.detach().cpu().long()
+            if not stays:
+                self._moving[name] = self.indices[name]
         for name in indices:
             if name not in symmetry.groups:
                 raise ValueError(f"the symmetry has no group {name!r}")
-        self.symmetry = symmetry
-        self.indices = {name: indices[name].detach().cpu().long() for name in symmetry.groups}
-        # A tensor whose groups all stay is not copied, and one of which a single axis moves is moved in whole rows.
-        self._moving = {name: index for name, index in self.indices.items() if not torch.equal(index, _identity_like(index))}
         self._cache: Cache = {}
 
     def __getitem__(self, group: str) -> Tensor:
