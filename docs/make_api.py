@@ -6,6 +6,7 @@ python -m docs.make_api
 from __future__ import annotations
 
 import importlib
+import functools
 import inspect
 import re
 from pathlib import Path
@@ -88,14 +89,17 @@ def _is_inherited(owner: type, member: str) -> bool:
     return any(hasattr(base, member) for base in owner.__mro__[1:] if base.__module__.startswith("onebasin"))
 
 
+_PROPERTIES = (property, functools.cached_property)
+
+
 def _is_documented(value: Any) -> bool:
-    plain = inspect.isfunction(value) or isinstance(value, (property, classmethod, staticmethod))
+    plain = inspect.isfunction(value) or isinstance(value, (*_PROPERTIES, classmethod, staticmethod))
     return plain and bool(inspect.getdoc(value))
 
 
 def _member(name: str, value: Any) -> list[str]:
     function = getattr(value, "__func__", value)
-    signature = [] if isinstance(value, property) else ["", *_signature(name, function)]
+    signature = [] if isinstance(value, _PROPERTIES) else ["", *_signature(name, function)]
     return ["", f"#### `{name}`", *signature, "", *_translate(function)]
 
 
