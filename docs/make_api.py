@@ -5,8 +5,8 @@ python -m docs.make_api
 
 from __future__ import annotations
 
-import importlib
 import functools
+import importlib
 import inspect
 import re
 from pathlib import Path
