@@ -18,7 +18,7 @@ from torch import Tensor
 from onebasin.hardening import harden, plan_shape, trees
 from onebasin.layout import factors
 from onebasin.matching.problem import Found, Problem
-from onebasin.matching.scores import blocks, chain_of, products
+from onebasin.matching.scores import blocks, find_tips, products
 from onebasin.permutation import Permutation
 from onebasin.structure import Group, Symmetry
 
@@ -151,11 +151,8 @@ def score(problem: Problem, source: Tensors, tree: list[Group], keys: list[str])
     exact = True
     for key in keys:
         for labels, homes, t, s in blocks(list(symmetry.layouts[key]), problem.target[key], source[key], members):
-            places = [axis for axis, name in enumerate(labels) if name in members]
-            chains = {axis: chain_of(members, labels, homes, axis) for axis in places}
-            tips = [axis for axis in places if not any(axis in chain[:-1] for chain in chains.values())]
+            tips = find_tips(members, labels, homes)
             exact = exact and len(tips) == 1
-            for axis in tips:
-                group = members[labels[axis] or ""]
-                scores[group.name] += products(symmetry, t, s, chains[axis], labels)
+            for axis, chain in tips.items():
+                scores[labels[axis] or ""] += products(symmetry, t, s, chain, labels)
     return scores, exact
