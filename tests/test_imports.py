@@ -16,7 +16,7 @@ ORDER = [
     "operator.launching", "operator.implicit", "operator.unrolled", "operator.entry", "operator",
     "assignment", "hardening", "network", "objectives", "capturing",
     "interpolation", "batches", "calibration", "connectivity", "evaluation", "plots", "pictures", "datasets",
-    "matching.problem", "matching.scores", "matching.fingerprints", "matching.weights", "matching.sinkhorn",
+    "matching.problem", "matching.scores", "matching.copies", "matching.weights", "matching.sinkhorn",
     "matching.straight_through",
     "matching.activations", "matching", "alignment", "merging", "report",
     "continual.metrics", "continual.samples", "continual.stepping", "continual.memory", "continual.streams",

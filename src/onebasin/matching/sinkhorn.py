@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from onebasin.capturing import Step
-from onebasin.matching.fingerprints import match_fingerprints
+from onebasin.matching.copies import find_copy
 from onebasin.matching.problem import Found, Problem
 from onebasin.matching.weights import polish as polish_permutation
 from onebasin.network import RebasinNet
@@ -64,14 +64,12 @@ def match_by_sinkhorn(
     """
     if capture and (problem.device.type != "cuda" or final_tau is not None):
         raise ValueError("capture=True needs models on CUDA and a tau that stays as it is: final_tau must be None")
-    data_free = problem.batches is None and problem.symmetry.groups and problem.floor > -math.inf
-    if first_look and logits is None and data_free:
-        guess = match_fingerprints(problem)
-        cost = problem.cost(guess)
-        if cost <= problem.floor:
+    if first_look and logits is None and problem.batches is None and problem.floor > -math.inf:
+        copied = find_copy(problem)
+        if copied is not None and (cost := problem.cost(copied)) <= problem.floor:
             entry = {"step": 0, "hard": cost, "best": cost}
             problem.report(entry)
-            return Found(guess, cost, [entry], converged=True)
+            return Found(copied, cost, [entry], converged=True)
     net = RebasinNet(
         problem.source if problem.model is None else problem.model,
         problem.symmetry,
@@ -87,7 +85,9 @@ def match_by_sinkhorn(
     if logits is not None:
         net.load_state_dict(logits)
     if capture is None:
-        capture = problem.device.type == "cuda" and final_tau is None and getattr(problem.objective, "can_be_captured", False)
+        capture = (
+            problem.device.type == "cuda" and final_tau is None and getattr(problem.objective, "can_be_captured", False)
+        )
     take_step = Step(_make_step(problem, net, lr), capture, problem.device)
     search = _Search(problem)
     stream = problem.stream()

@@ -1,8 +1,8 @@
-"""A first look: tell units apart by what no permutation of their neighbours changes.
+"""A first look: is one network a permuted copy of the other?
 
-The sum of a unit's weights and their norm stay the same when the units before and after it are reordered. So in a permuted
-copy every unit has the same few numbers, its fingerprint, as in the original, and the copy is found by comparing them: all
-groups at once, with one pass over the tensors.
+The sum of a unit's weights and their norm stay the same when the units before and after it are reordered. So in a copy every
+unit has the same few numbers, its fingerprint, as in the original, and comparing them finds the permutation: all groups at
+once, with one pass over the tensors. Networks that are no copies differ in the norm of the first tensor already.
 """
 
 from __future__ import annotations
@@ -18,29 +18,41 @@ from onebasin.structure import Group, Symmetry
 
 _LEAST_SPREAD = 1e-5
 """Numbers that differ less between units, beside the largest of them, differ by rounding: they tell nothing."""
+_SAME = 1e-4
+"""Norms of one tensor in another order differ less than this, relatively."""
 
 
-def match_fingerprints(problem: Problem) -> Permutation:
-    """The permutation that pairs units of the nearest fingerprints: of a copy, the one that undoes it.
+def find_copy(problem: Problem) -> Permutation | None:
+    """The permutation that makes the parameters of both networks equal; None if they are no copies.
 
-    For networks that are not copies of each other it means little.
+    Where units cannot be told apart by their fingerprints a copy may be missed.
     """
     symmetry = problem.symmetry
     prints = _take_fingerprints(problem)
+    if prints is None:
+        return None
     indices = dict(symmetry.identity().indices)
     for tree in trees(symmetry):
         scores = {group.name: _compare(symmetry, group, prints[group.name]) for group in tree}
         found = harden(symmetry, scores, tree)
         indices.update({group.name: found[group.name] for group in tree})
-    return Permutation(symmetry, indices)
+    guess = Permutation(symmetry, indices)
+    moved = ((guess.move(problem.source[key], symmetry.layouts[key]), problem.target[key]) for key in problem.keys)
+    return guess if all(torch.equal(ours, theirs) for ours, theirs in moved) else None
 
 
-def _take_fingerprints(problem: Problem) -> dict[str, list[tuple[Tensor, Tensor]]]:
-    """For each group pairs of numbers, of target and source units, (*parents, n), in float64."""
+Fingerprints = dict[str, list[tuple[Tensor, Tensor]]]
+"""For each group pairs of numbers, of target and source units, (*parents, n), in float64."""
+
+
+def _take_fingerprints(problem: Problem) -> Fingerprints | None:
     symmetry = problem.symmetry
-    prints: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in symmetry.groups}
+    prints: Fingerprints = {name: [] for name in symmetry.groups}
     for key in problem.keys:
         target, source = problem.target[key], problem.source[key]
+        norms = [float(torch.linalg.vector_norm(tensor)) for tensor in (target, source)]
+        if abs(norms[0] - norms[1]) > _SAME * norms[0]:
+            return None
         for labels, homes, *pair in blocks(list(symmetry.layouts[key]), target, source, symmetry.groups):
             for axis, chain in find_tips(symmetry.groups, labels, homes).items():
                 alone = len(chain) == pair[0].dim()  # nothing to reduce: a bias
