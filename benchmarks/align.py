@@ -2,8 +2,9 @@
 
 Two tasks. A copy: a randomly permuted copy of each network is aligned with the original; exact or not. A pair: two networks
 trained from different starts; the distance and the barrier that are reached. Every solver runs in a process of its own
-(`benchmarks.solvers`), one after the other, peers in an interpreter of their own. Counted are tracing, optimisation and
-assignment; the models exist before. Memory is the most that was held beyond them.
+(`benchmarks.solvers`; with ``--shared`` all of ours on a network share one), one after the other, peers in an interpreter of
+their own. Counted are tracing, optimisation and assignment; the models exist before. Memory is the most that was held beyond
+them.
 
 Peers: ``--authors`` has `sinkhorn-rebasin` 0.0.2, ``--rebasin`` has `rebasin` 0.0.47 (both import as `rebasin`). Each is an
 interpreter, or a folder to import it from; without them their rows stay empty. Records are written after every row, to
@@ -32,42 +33,42 @@ QUICK = (("mlp", "vgg11", "resnet18"), ("MLP 2 x 512, digits",))
 Record = dict[str, Any]
 
 
-def list_rows(options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
-    """Task, network and solver of every row."""
-    for network in options.networks:
-        for solver in COPY_SOLVERS:
-            yield "copy", network, solver
-    for network in options.pairs:
-        for solver in PAIR_SOLVERS:
-            yield "pair", network, solver
+def list_jobs(options: argparse.Namespace, known: set[tuple[str, str, str]]) -> Iterator[tuple[str, str, list[str], str]]:
+    """Task, network, solvers and peer of every process to start."""
+    for task, networks, solvers in (("copy", options.networks, COPY_SOLVERS), ("pair", options.pairs, PAIR_SOLVERS)):
+        for network in networks:
+            together: dict[str, list[str]] = {}
+            for solver in solvers:
+                peer = {"authors": options.authors, "rebasin": options.rebasin}.get(solver.partition(",")[0], sys.executable)
+                wanted = not options.solvers or solver.startswith(tuple(options.solvers))
+                if peer is not None and wanted and (task, network, solver) not in known:
+                    together.setdefault(peer, []).append(solver)
+            for peer, chosen in together.items():
+                yield from ((task, network, part, peer) for part in ([chosen] if options.shared else [[s] for s in chosen]))
 
 
-def measure(row: tuple[str, str, str], pair: Path | None, options: argparse.Namespace) -> Record | None:
-    """A worker in a process of its own: what it says, or why it says nothing; None where the peer is not here."""
-    task, network, solver = row
-    peer = {"authors": options.authors, "rebasin": options.rebasin}.get(solver.partition(",")[0], sys.executable)
-    if peer is None:
-        return None
-    paths = [str(ROOT), str(ROOT / "src"), *([peer] if Path(peer).is_dir() else []), os.environ.get("PYTHONPATH", "")]
+def measure(network: str, solvers: list[str], peer: str, pair: Path | None, options: argparse.Namespace) -> list[Record]:
+    """Solvers in a process of their own: what it says of each, or why it says nothing."""
+    is_folder = Path(peer).is_dir()
+    paths = [str(ROOT), str(ROOT / "src"), *([peer] if is_folder else []), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    python = sys.executable if Path(peer).is_dir() else peer
-    command = [python, "-m", "benchmarks.solvers", network, solver, "--device", options.device]
+    command = [sys.executable if is_folder else peer, "-m", "benchmarks.solvers", network, *solvers]
+    command += ["--device", options.device, "--limit", str(options.limit)]
     if options.threads:
         command += ["--threads", str(options.threads)]
         environment["OMP_NUM_THREADS"] = str(options.threads)
     if pair is not None:
         command += ["--pair", str(pair)]
-    record: Record = {"task": task, "network": network, "solver": solver, "device": options.device}
+    limit = 60 + (options.limit + 30) * len(solvers)  # they stop by themselves, unless they hang where nothing can stop them
+    output, why = "", f"not done in {options.limit} s"
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=options.limit, check=False, cwd=ROOT, env=environment
-        )
-    except subprocess.TimeoutExpired:
-        return {**record, "failed": f"not done in {options.limit} s"}
-    if done.returncode:
-        lines = [line for line in done.stderr.strip().splitlines() if "Error" in line] or done.stderr.strip().splitlines()
-        return {**record, "failed": (lines or [f"ended with {done.returncode}"])[-1][:200]}
-    return {**record, **json.loads(done.stdout.splitlines()[-1])}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False, cwd=ROOT, env=environment)
+        output, why = done.stdout, (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1][:200]
+    except subprocess.TimeoutExpired as error:
+        output = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
+    said = [json.loads(line) for line in output.splitlines() if line.startswith('{"solver"')]
+    heard = {record["solver"] for record in said}
+    return said + [{"solver": solver, "failed": why} for solver in solvers if solver not in heard]
 
 
 def prepare_pair(network: str, folder: Path, device: str) -> Path | str:
@@ -95,7 +96,7 @@ def read_records(path: Path | None) -> list[Record]:
 
 
 def write_records(path: Path, records: list[Record]) -> None:
-    text = json.dumps({"commit": describe_commit(), "records": records}, indent=1) + "\n"
+    text = json.dumps({"records": records}, indent=1) + "\n"
     write_atomically(path, lambda file: Path(file).write_text(text))
 
 
@@ -109,6 +110,9 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--authors", help="an interpreter that has sinkhorn-rebasin, or a folder with it")
     parser.add_argument("--rebasin", help="an interpreter that has rebasin 0.0.47, or a folder with it")
     parser.add_argument("--data", help="folder with MNIST and CIFAR-10; else ONEBASIN_DATA")
+    parser.add_argument(
+        "--shared", action="store_true", help="one process a network: on CUDA memory is counted all the same"
+    )
     parser.add_argument("--threads", type=int, help="threads of each solver; by default PyTorch's choice")
     parser.add_argument("--limit", type=int, default=600, help="seconds for one solver on one network")
     parser.add_argument("--out", type=Path, help="write the records to this JSON file, and go on from those in it")
@@ -125,20 +129,18 @@ def main() -> None:
     """Run every solver on every network, and print the tables."""
     options = read_options()
     records = read_records(options.out)
+    commit = describe_commit()
     known = {(r["task"], r["network"], r["solver"]) for r in records}
     with tempfile.TemporaryDirectory() as folder:
-        for row in list_rows(options):
-            if row in known or (options.solvers and not row[2].startswith(tuple(options.solvers))):
-                continue
-            pair = prepare_pair(row[1], Path(folder), options.device) if row[0] == "pair" else None
+        for task, network, solvers, peer in list_jobs(options, known):
+            pair = prepare_pair(network, Path(folder), options.device) if task == "pair" else None
             if isinstance(pair, str):
-                print(f"{row[1]}: {pair}", file=sys.stderr)
+                print(f"{network}: {pair}", file=sys.stderr)
                 continue
-            record = measure(row, pair, options)
-            if record is None:
-                continue
-            records.append({**record, "commit": describe_commit()})
-            print(*row, record.get("failed") or f"{record['seconds']:.2f} s", sep=" | ", file=sys.stderr, flush=True)
+            for record in measure(network, solvers, peer, pair, options):
+                records.append({"task": task, "network": network, **record, "device": options.device, "commit": commit})
+                told = record.get("failed") or f"{record['seconds']:.2f} s"
+                print(task, network, record["solver"], told, sep=" | ", file=sys.stderr, flush=True)
             if options.out:
                 write_records(options.out, records)
     print_tables(records)

@@ -5,6 +5,7 @@ The digits come with the package. MNIST and CIFAR-10 are read from ``--data`` or
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ class Pair:
 
 def _make_mlp(num_inputs: int) -> nn.Module:
     widths = [num_inputs, 512, 512, 10]
-    layers = [layer for n, m in zip(widths, widths[1:], strict=False) for layer in (nn.Linear(n, m), nn.ReLU())]
+    layers = [layer for n, m in itertools.pairwise(widths) for layer in (nn.Linear(n, m), nn.ReLU())]
     return nn.Sequential(nn.Flatten(), *layers[:-1])
 
 

@@ -1,7 +1,7 @@
 """What `benchmarks.align` compares: our methods, the authors' package, `rebasin` 0.0.47, a plain weight matching.
 
-``python -m benchmarks.solvers NETWORK SOLVER`` runs one of them in this process and prints a record. It runs twice where
-the first time is short, and the second counts: by then libraries are loaded and kernels compiled.
+``python -m benchmarks.solvers NETWORK SOLVER`` runs one of them, or several, in this process and prints a record of each. A
+solver runs twice where the first time is short, and the second counts: by then libraries are loaded and kernels compiled.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import copy
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -257,29 +258,49 @@ def _status(key: str) -> int:
     return int(lines[key].split()[0]) * 1024
 
 
+def measure(network: str, solver: str, pair: Path | None, device: str, limit: int) -> dict[str, Any]:
+    """A record of one solver: what it did, or why it did not."""
+    signal.signal(signal.SIGALRM, _stop)
+    try:
+        task = make_task(network, pair, device)
+        signal.alarm(limit)
+        solve = (COPY_SOLVERS if pair is None else PAIR_SOLVERS)[solver]
+        record, answer = run(task, solve, device)
+        if record["seconds"] < AGAIN_BELOW:
+            first = record
+            del answer
+            record, answer = run(task, solve, device)
+            # The allocator keeps what the first run has freed, so that the second seems to need nothing.
+            record |= {"first_seconds": first["seconds"], "bytes": max(first["bytes"], record["bytes"])}
+        return {**record, **judge(task, answer.state)}
+    except Exception as error:  # of whatever kind, in whosever code: it is what this solver did
+        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+        return {"failed": f"{type(error).__name__}: {lines[0][:160]}"}
+    finally:
+        signal.alarm(0)
+
+
+def _stop(*_: object) -> None:
+    raise TimeoutError("not done in time")
+
+
 def main() -> None:
-    """One solver on one network."""
+    """Some solvers on one network, a line of JSON each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("network")
-    parser.add_argument("solver")
+    parser.add_argument("solvers", nargs="+", metavar="SOLVER")
     parser.add_argument("--pair", type=Path, help="a file with a trained pair; without it a permuted copy is found")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--limit", type=int, default=600, help="seconds for one solver")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
-    solver = (COPY_SOLVERS if options.pair is None else PAIR_SOLVERS)[options.solver]
-    task = make_task(options.network, options.pair, options.device)
-    record, answer = run(task, solver, options.device)
-    if record["seconds"] < AGAIN_BELOW:
-        first = record
-        del answer
-        record, answer = run(task, solver, options.device)
-        # The allocator keeps what the first run has freed, so that the second seems to need nothing.
-        record |= {"first_seconds": first["seconds"], "bytes": max(first["bytes"], record["bytes"])}
     name = torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU"
     environment = {"torch": torch.__version__, "machine": name, "threads": torch.get_num_threads()}
-    print(json.dumps({**record, **judge(task, answer.state), **environment}))
+    for solver in options.solvers:
+        record = measure(options.network, solver, options.pair, options.device, options.limit)
+        print(json.dumps({"solver": solver, **record, **environment}), flush=True)
 
 
 if __name__ == "__main__":
