@@ -38,7 +38,7 @@ def print_tables(records: list[Record]) -> None:
             "CPU seconds",
             "MiB",
         ]
-        header += [*reached, "seconds / ours", "step / ours", "memory / ours"]
+        header += [*reached, "seconds / ours", "CPU / ours", "step / ours", "memory / ours"]
         print("\n| " + " | ".join(header) + " |\n|" + "---|" * len(header))
         for record in chosen:
             reference = find_reference(record, chosen)
@@ -82,7 +82,7 @@ def _cells(record: Record, reference: Record | None, descent: Record | None, wid
         cells.append(f"{record['distance_before']:.4g} to {record['distance_after']:.4g}")
         cells.append(f"{record['barrier_before']:.3f} to {record['barrier_after']:.3f}")
     theirs = seconds_a_step(descent) if descent else None
-    cells.append(f"{record['seconds'] / reference['seconds']:.1f}" if reference else "")
+    cells += [f"{record[kind] / reference[kind]:.1f}" if reference else "" for kind in ("seconds", "cpu_seconds")]
     cells.append(f"{step / theirs:.1f}" if step and theirs else "")
     cells.append(f"{record['bytes'] / max(reference['bytes'], 1):.1f}" if reference else "")
     return cells

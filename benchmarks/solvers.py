@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 import onebasin as ob
+from benchmarks.apply import prepare_torchvision
 from benchmarks.copies import make_network
 from benchmarks.pairs import Pair, load_pair
 from benchmarks.plain_matching import match_plainly
@@ -40,9 +41,10 @@ def make(name: str) -> tuple[nn.Module, Any]:
         layers = [nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)]
         return nn.Sequential(*layers).eval(), torch.rand(1, 784)
     if name == "gpt2":
+        prepare_torchvision()  # transformers imports it
         import transformers
 
-        config = transformers.GPT2Config(use_cache=False, return_dict=False)
+        config = transformers.GPT2Config(use_cache=False)
         return transformers.GPT2LMHeadModel(config).eval(), torch.zeros(1, 8, dtype=torch.long)
     model, inputs = make_network(name)
     return model, torch.rand(1, 3, 224, 224) if name == "vit_b_16" else inputs

@@ -13,6 +13,7 @@ from onebasin.matching.copies import find_copy
 from onebasin.matching.problem import Found, Problem
 from onebasin.matching.weights import polish as polish_permutation
 from onebasin.network import RebasinNet
+from onebasin.objectives import WeightDistance
 from onebasin.permutation import Permutation
 
 
@@ -64,12 +65,12 @@ def match_by_sinkhorn(
     """
     if capture and (problem.device.type != "cuda" or final_tau is not None):
         raise ValueError("capture=True needs models on CUDA and a tau that stays as it is: final_tau must be None")
-    if first_look and logits is None and problem.batches is None and problem.floor > -math.inf:
-        copied = find_copy(problem)
-        if copied is not None and (cost := problem.cost(copied)) <= problem.floor:
-            entry = {"step": 0, "hard": cost, "best": cost}
-            problem.report(entry)
-            return Found(copied, cost, [entry], converged=True)
+    measures_distance = isinstance(problem.objective, WeightDistance) and problem.floor == 0 and problem.batches is None
+    copied = find_copy(problem) if first_look and logits is None and measures_distance else None
+    if copied is not None:  # equal parameters have no distance
+        entry = {"step": 0, "hard": 0.0, "best": 0.0}
+        problem.report(entry)
+        return Found(copied, 0.0, [entry], converged=True)
     net = RebasinNet(
         problem.source if problem.model is None else problem.model,
         problem.symmetry,
