@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -139,12 +140,12 @@ class Symmetry:
                             "in the same product or in exactly one other axis"
                         )
 
-    @property
+    @functools.cached_property
     def parents(self) -> dict[str, tuple[str, ...]]:
         """For each group the names of its parents."""
         return {name: group.parents for name, group in self.groups.items()}
 
-    @property
+    @functools.cached_property
     def sizes(self) -> dict[str, int]:
         """The extent of every name, free or fixed; 0 where a hand-written one is not known yet."""
         leaves = (f for layout in self.layouts.values() for term in layout for f in factors(term))
