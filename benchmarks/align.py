@@ -1,209 +1,149 @@
 """From two networks to the aligned one, everything counted, ours against peers: ``python -m benchmarks.align``.
 
-A permuted copy of each network is aligned with the original by each solver, each in a process of its own (peers: in an
-interpreter of their own), one after the other. Counted are tracing, optimisation and assignment; the models exist before.
-Memory is the most that the process held beyond what it held before.
+Two tasks. A copy: a randomly permuted copy of each network is aligned with the original; exact or not. A pair: two networks
+trained from different starts; the distance and the barrier that are reached. Every solver runs in a process of its own
+(`benchmarks.solvers`; with ``--shared`` all of ours on a network share one), one after the other, peers in an interpreter of
+their own. Counted are tracing, optimisation and assignment; the models exist before. Memory is the most that was held beyond
+them.
 
-Peers are named by their interpreters: ``--authors PYTHON`` has `sinkhorn-rebasin` 0.0.2, ``--rebasin PYTHON`` has `rebasin`
-0.0.47 (both import as `rebasin`); without them their columns stay empty.
+Peers: ``--authors`` has `sinkhorn-rebasin` 0.0.2, ``--rebasin`` has `rebasin` 0.0.47 (both import as `rebasin`). Each is an
+interpreter, or a folder to import it from; without them their rows stay empty. Records are written after every row, to
+``--out``, and what is there already is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import copy
 import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
+from benchmarks.align_tables import print_tables
+from benchmarks.pairs import PAIRS, train_pair
+from benchmarks.solvers import COPY_SOLVERS, NETWORKS, PAIR_SOLVERS
+from onebasin.files import write_atomically
 
-import onebasin as ob
-from benchmarks.copies import make_network
-
-State = dict[str, torch.Tensor]
-NETWORKS = ("mlp", "vgg11", "vgg13", "vgg16", "vgg19", "resnet18", "resnet50", "vit_b_16", "gpt2")
-QUICK = ("mlp", "vgg11", "resnet18")
-
-
-def make(name: str) -> tuple[nn.Module, Any]:
-    """A network with random weights and an example input."""
-    torch.manual_seed(0)
-    if name == "mlp":
-        layers = [nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)]
-        return nn.Sequential(*layers).eval(), torch.rand(1, 784)
-    if name == "gpt2":
-        import transformers
-
-        config = transformers.GPT2Config(use_cache=False, return_dict=False)
-        return transformers.GPT2LMHeadModel(config).eval(), torch.zeros(1, 8, dtype=torch.long)
-    model, inputs = make_network(name)
-    return model, torch.rand(1, 3, 224, 224) if name == "vit_b_16" else inputs
+ROOT = Path(__file__).parent.parent
+QUICK = (("mlp", "vgg11", "resnet18"), ("MLP 2 x 512, digits",))
+Record = dict[str, Any]
 
 
-# ---------------------------------------------------------------------------------------------- one solver, in its process
+def list_jobs(options: argparse.Namespace, known: set[tuple[str, str, str]]) -> Iterator[tuple[str, str, list[str], str]]:
+    """Task, network, solvers and peer of every process to start."""
+    for task, networks, solvers in (("copy", options.networks, COPY_SOLVERS), ("pair", options.pairs, PAIR_SOLVERS)):
+        for network in networks:
+            together: dict[str, list[str]] = {}
+            for solver in solvers:
+                peer = {"authors": options.authors, "rebasin": options.rebasin}.get(solver.partition(",")[0], sys.executable)
+                wanted = not options.solvers or solver.startswith(tuple(options.solvers))
+                if peer is not None and wanted and (task, network, solver) not in known:
+                    together.setdefault(peer, []).append(solver)
+            for peer, chosen in together.items():
+                yield from ((task, network, part, peer) for part in ([chosen] if options.shared else [[s] for s in chosen]))
 
 
-def solve_ours(model: nn.Module, to: nn.Module, inputs: Any, method: str) -> tuple[State, int]:
-    """`onebasin.align` with default arguments."""
-    found = ob.align(model, to=to, example_inputs=inputs, method=method)
-    steps = [entry for entry in found.history if "hard" in entry or "sweep" in entry]
-    return found.model.state_dict(), steps[-1].get("step", steps[-1].get("sweep", 0)) + 1
-
-
-def solve_authors(model: nn.Module, to: nn.Module, inputs: Any) -> tuple[State, int]:
-    """Their network with the settings of their example: L1, Adam with a step of 10, at most 100 steps."""
-    from rebasin import RebasinNet
-    from rebasin.loss import DistL1Loss
-
-    device = next(model.parameters()).device
-    with contextlib.redirect_stdout(sys.stderr):
-        net = RebasinNet(copy.deepcopy(model).cpu(), input_shape=tuple(inputs.shape))
-    net.identity_init()
-    net.to(device)
-    net.reparamnet.to(device)
-    criterion = DistL1Loss(copy.deepcopy(to))
-    optimizer = torch.optim.Adam(net.p.parameters(), lr=10.0)
-    num_steps, hard = 0, net
-    while num_steps < 100:
-        num_steps += 1
-        net.train()
-        loss = criterion(net())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        net.eval()
-        with torch.no_grad():
-            hard = net()
-            if float(criterion(hard)) == 0.0:
-                break
-    return {key: value.detach().clone() for key, value in hard.state_dict().items()}, num_steps
-
-
-def solve_rebasin(model: nn.Module, to: nn.Module, inputs: Any) -> tuple[State, int]:
-    """Weight matching by `rebasin` 0.0.47."""
-    from rebasin import PermutationCoordinateDescent
-
-    moved = copy.deepcopy(model)
-    descent = PermutationCoordinateDescent(to, moved, inputs)
-    with contextlib.redirect_stdout(sys.stderr):
-        descent.rebasin()
-    return moved.state_dict(), 0
-
-
-SOLVERS: dict[str, Callable[..., tuple[State, int]]] = {
-    "ours, Sinkhorn": lambda *a: solve_ours(*a, method="sinkhorn"),
-    "ours, weight matching": lambda *a: solve_ours(*a, method="weight-matching"),
-    "authors": solve_authors,
-    "rebasin": solve_rebasin,
-}
-
-
-def run_worker(network: str, solver: str, device: str) -> dict[str, Any]:
-    """Plant a permutation and let one solver find it."""
-    model, inputs = make(network)
-    symmetry = ob.symmetry(model, inputs, verify=False)
-    twin = copy.deepcopy(model)
-    twin.load_state_dict(symmetry.random(torch.Generator().manual_seed(1)).apply(model))
-    model, twin, inputs = model.to(device), twin.to(device), inputs.to(device)
-    before = _reset_peak(device)
-    begin = time.perf_counter()
-    state, steps = SOLVERS[solver](twin, model, inputs)
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
-    seconds = time.perf_counter() - begin
-    exact = all(torch.equal(state[key], value) for key, value in model.named_parameters())
-    return {"seconds": seconds, "steps": steps, "exact": exact, "bytes": _peak(device) - before}
-
-
-def _reset_peak(device: str) -> int:
-    """Forget the most memory held so far; what is held now."""
-    if device.startswith("cuda"):
-        torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.memory_allocated()
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
-
-
-def _peak(device: str) -> int:
-    return torch.cuda.max_memory_allocated() if device.startswith("cuda") else _status("VmHWM")
-
-
-def _status(key: str) -> int:
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(lines[key].split()[0]) * 1024
-
-
-# ------------------------------------------------------------------------------------------------------------ all of them
-
-
-def measure(network: str, solver: str, python: str, device: str, limit: int) -> dict[str, Any]:
-    """A worker in a process of its own; what it says, or why it says nothing."""
-    command = [python, "-m", "benchmarks.align", "--worker", network, solver, "--device", device]
-    root = Path(__file__).parent.parent
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")]),
-    }
-    record = {"network": network, "solver": solver, "device": device}
+def measure(network: str, solvers: list[str], peer: str, pair: Path | None, options: argparse.Namespace) -> list[Record]:
+    """Solvers in a process of their own: what it says of each, or why it says nothing."""
+    is_folder = Path(peer).is_dir()
+    paths = [str(ROOT), str(ROOT / "src"), *([peer] if is_folder else []), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable if is_folder else peer, "-m", "benchmarks.solvers", network, *solvers]
+    command += ["--device", options.device, "--limit", str(options.limit)]
+    if options.threads:
+        command += ["--threads", str(options.threads)]
+        environment["OMP_NUM_THREADS"] = str(options.threads)
+    if pair is not None:
+        command += ["--pair", str(pair)]
+    limit = 60 + (options.limit + 30) * len(solvers)  # they stop by themselves, unless they hang where nothing can stop them
+    output, why = "", f"not done in {options.limit} s"
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False, cwd=root, env=environment)
-    except subprocess.TimeoutExpired:
-        return {**record, "failed": f"not done in {limit} s"}
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        return {**record, "failed": last[0][:200]}
-    return {**record, **json.loads(done.stdout.splitlines()[-1])}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False, cwd=ROOT, env=environment)
+        output, why = done.stdout, (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1][:200]
+    except subprocess.TimeoutExpired as error:
+        output = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
+    said = [json.loads(line) for line in output.splitlines() if line.startswith('{"solver"')]
+    heard = {record["solver"] for record in said}
+    return said + [{"solver": solver, "failed": why} for solver in solvers if solver not in heard]
 
 
-def describe(record: dict[str, Any] | None, reference: dict[str, Any] | None) -> str:
-    """A cell of the table: seconds, exact or not, and how many times as long as ours."""
-    if record is None:
-        return "not here"
-    if "failed" in record:
-        return record["failed"][:40]
-    times = f" ({record['seconds'] / reference['seconds']:.1f} x)" if reference and "seconds" in reference else ""
-    return (
-        f"{record['seconds']:.2f} s, {'exact' if record['exact'] else 'not exact'}, {record['bytes'] / 2**20:.0f} MiB{times}"
+def prepare_pair(network: str, folder: Path, device: str) -> Path | str:
+    """A file with a trained pair, or why there is none."""
+    path = folder / f"{list(PAIRS).index(network)}.pt"
+    try:
+        if not path.exists():
+            train_pair(network, path, device)
+    except (ValueError, OSError) as error:
+        return str(error)
+    return path
+
+
+def describe_commit() -> str:
+    """The commit that is measured: from the environment where there is no repository."""
+    if "ONEBASIN_COMMIT" in os.environ:
+        return os.environ["ONEBASIN_COMMIT"]
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT)
+    return done.stdout.strip() or "unknown"
+
+
+def read_records(path: Path | None) -> list[Record]:
+    """What an earlier run has left."""
+    return json.loads(path.read_text())["records"] if path is not None and path.exists() else []
+
+
+def write_records(path: Path, records: list[Record]) -> None:
+    text = json.dumps({"records": records}, indent=1) + "\n"
+    write_atomically(path, lambda file: Path(file).write_text(text))
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--networks", nargs="*", choices=NETWORKS, default=list(NETWORKS), help="permuted copies of these")
+    parser.add_argument("--pairs", nargs="*", choices=PAIRS, default=list(PAIRS), help="trained pairs of these")
+    parser.add_argument("--solvers", nargs="*", help="only solvers whose names begin with one of these")
+    parser.add_argument("--quick", action="store_true", help="three networks and one pair, three minutes")
+    parser.add_argument("--authors", help="an interpreter that has sinkhorn-rebasin, or a folder with it")
+    parser.add_argument("--rebasin", help="an interpreter that has rebasin 0.0.47, or a folder with it")
+    parser.add_argument("--data", help="folder with MNIST and CIFAR-10; else ONEBASIN_DATA")
+    parser.add_argument(
+        "--shared", action="store_true", help="one process a network: on CUDA memory is counted all the same"
     )
+    parser.add_argument("--threads", type=int, help="threads of each solver; by default PyTorch's choice")
+    parser.add_argument("--limit", type=int, default=600, help="seconds for one solver on one network")
+    parser.add_argument("--out", type=Path, help="write the records to this JSON file, and go on from those in it")
+    options = parser.parse_args()
+    if options.quick:
+        options.networks, options.pairs = QUICK
+        options.limit = min(options.limit, 60)
+    if options.data:
+        os.environ["ONEBASIN_DATA"] = options.data
+    return options
 
 
 def main() -> None:
-    """Run every solver on every network and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--worker", nargs=2, metavar=("NETWORK", "SOLVER"), help=argparse.SUPPRESS)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--networks", nargs="*", choices=NETWORKS, default=NETWORKS)
-    parser.add_argument("--quick", action="store_true", help="three networks, two minutes")
-    parser.add_argument("--authors", help="an interpreter that has sinkhorn-rebasin")
-    parser.add_argument("--rebasin", help="an interpreter that has rebasin 0.0.47")
-    parser.add_argument("--limit", type=int, default=600, help="seconds for one solver on one network")
-    parser.add_argument("--out", type=Path, help="write the records to this JSON file")
-    options = parser.parse_args()
-    if options.worker:
-        print(json.dumps(run_worker(*options.worker, options.device)))
-        return
-    pythons = {"authors": options.authors, "rebasin": options.rebasin}
-    records = []
-    print("| network | " + " | ".join(SOLVERS) + " |\n|---|" + "---|" * len(SOLVERS))
-    for network in QUICK if options.quick else options.networks:
-        row: dict[str, dict[str, Any] | None] = {}
-        for solver in SOLVERS:
-            python = pythons.get(solver, sys.executable)
-            row[solver] = measure(network, solver, python, options.device, options.limit) if python else None
-        records += [record for record in row.values() if record]
-        references = {"authors": row["ours, Sinkhorn"], "rebasin": row["ours, weight matching"]}
-        cells = [describe(record, references.get(solver)) for solver, record in row.items()]
-        print(f"| {network} | " + " | ".join(cells) + " |", flush=True)
-    if options.out:
-        options.out.write_text(json.dumps({"torch": torch.__version__, "records": records}, indent=1) + "\n")
+    """Run every solver on every network, and print the tables."""
+    options = read_options()
+    records = read_records(options.out)
+    commit = describe_commit()
+    known = {(r["task"], r["network"], r["solver"]) for r in records}
+    with tempfile.TemporaryDirectory() as folder:
+        for task, network, solvers, peer in list_jobs(options, known):
+            pair = prepare_pair(network, Path(folder), options.device) if task == "pair" else None
+            if isinstance(pair, str):
+                print(f"{network}: {pair}", file=sys.stderr)
+                continue
+            for record in measure(network, solvers, peer, pair, options):
+                records.append({"task": task, "network": network, **record, "device": options.device, "commit": commit})
+                told = record.get("failed") or f"{record['seconds']:.2f} s"
+                print(task, network, record["solver"], told, sep=" | ", file=sys.stderr, flush=True)
+            if options.out:
+                write_records(options.out, records)
+    print_tables(records)
 
 
 if __name__ == "__main__":

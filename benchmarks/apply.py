@@ -24,12 +24,20 @@ def mlp(width: int) -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*layers, nn.Linear(width, 10)), torch.rand(1, 64)
 
 
-def vision(name: str) -> tuple[nn.Module, Tensor]:
-    if not torch.cuda.is_available():  # the registry's torchvision is built for CUDA; see tests/conftest.py
+def prepare_torchvision() -> None:
+    """Let torchvision, which the registry has built for CUDA, be imported without; see tests/conftest.py."""
+    if not torch.cuda.is_available() and not hasattr(torch.ops.torchvision, "nms"):
         library = torch.library.Library("torchvision", "FRAGMENT")
-        if not hasattr(torch.ops.torchvision, "nms"):
-            for operation in ("nms", "qnms"):
-                library.define(f"{operation}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        for operation in ("nms", "qnms"):
+            library.define(f"{operation}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _KEPT.append(library)
+
+
+_KEPT: list[torch.library.Library] = []  # what a library has defined goes with it
+
+
+def vision(name: str) -> tuple[nn.Module, Tensor]:
+    prepare_torchvision()
     from torchvision import models
 
     return getattr(models, name)(weights=None), torch.rand(1, 3, 64, 64)

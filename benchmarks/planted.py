@@ -58,7 +58,7 @@ def run_trial(trial: tuple[str, int, int]) -> dict[str, Any]:
     for name, options in {
         "sinkhorn": {"method": "sinkhorn", "first_look": False},
         "without polish": {"method": "sinkhorn", "first_look": False, "polish": False},
-        "weight matching": {"method": "weight-matching"},
+        "weight matching": {"method": "weight-matching", "first_look": False},
     }.items():
         result = ob.align(copy, to=model.state_dict(), symmetry=symmetry, **options)
         record[name] = {

@@ -80,7 +80,7 @@ def _matrices(config: dict[str, Any]) -> dict[str, Any]:
         copy = planted.apply(model)
         expected = planted.inverse()
         arguments: dict[str, Any] = {"to": model.state_dict(), "symmetry": symmetry}
-        matched = ob.align(copy, method="weight-matching", **arguments).permutation
+        matched = ob.align(copy, method="weight-matching", first_look=False, **arguments).permutation
         if matched != expected:
             found = ob.align(copy, **arguments).permutation
             named = {"expected": expected, "weight matching": matched, "Sinkhorn L2": found}

@@ -94,12 +94,12 @@ def _solve(method: str, model: nn.Module, copy: Any, target: Any, symmetry: ob.S
         )
     if method == "wm-restarts":
         seconds = ob.align(copy, to=target, symmetry=symmetry, seed=seed, first_look=False).seconds
-        once = ob.align(copy, to=target, symmetry=symmetry, seed=seed, method="weight-matching")
+        once = ob.align(copy, to=target, symmetry=symmetry, seed=seed, method="weight-matching", first_look=False)
         restarts = int(seconds / once.seconds)
-        result = ob.align(copy, to=target, symmetry=symmetry, seed=seed, method="weight-matching", restarts=restarts)
-        return result.model, restarts + 1
+        options = {"method": "weight-matching", "first_look": False, "restarts": restarts}
+        return ob.align(copy, to=target, symmetry=symmetry, seed=seed, **options).model, restarts + 1
     options: dict[str, Any] = {
-        "wm": {"method": "weight-matching"},
+        "wm": {"method": "weight-matching", "first_look": False},
         "sinkhorn": {},
         "sinkhorn-descent": {"first_look": False},
         "sinkhorn-no-polish": {"first_look": False, "polish": False},

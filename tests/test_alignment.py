@@ -38,7 +38,8 @@ def test_planted_permutations_are_found(method, name):
     inputs = CASES[name].inputs()
     twin, symmetry, answer = planted(model, inputs)
     data = [(torch.randn(64, *inputs.shape[1:]) if inputs.is_floating_point() else inputs, None) for _ in range(4)]
-    options = {"activation-matching": {"data": data}, "sinkhorn": {"first_look": False}}.get(method, {})
+    sweeps = {"first_look": False}
+    options = {"activation-matching": {"data": data}, "sinkhorn": sweeps, "weight-matching": sweeps}.get(method, {})
     result = ob.align(twin, to=model, symmetry=symmetry, method=method, init=None, **options)
     if name == "tied embedding" and method == "activation-matching":
         assert result.cost <= result.start_cost  # the few tokens there are tell too little

@@ -138,7 +138,8 @@ def test_anchored_order_finds_planted_permutations(name):
 
 def test_work_is_tracked():
     model, symmetry, permutation = planted("mlp relu")
-    options = {"sinkhorn": {"first_look": False}}  # a copy is found before there is a descent to follow
+    looking = {"first_look": False}  # a copy is found before there is a descent to follow
+    options = {"sinkhorn": looking, "weight-matching": looking}
     for method, what in (("weight-matching", "sweep 1"), ("sinkhorn", "descent"), ("ste", "descent")):
         seen: list[tuple[str, int, int]] = []
         ob.align(

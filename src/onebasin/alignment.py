@@ -169,8 +169,19 @@ def _permuted(model: Any, permutation: Permutation) -> Any:
     moved = permutation.apply(model)
     if not isinstance(model, nn.Module):
         return moved
-    result = copy.deepcopy(model)
-    result.load_state_dict(moved)
+    # What a deep copy takes in place of the model's own tensors, so that none is copied only to be written over.
+    memo: dict[int, Any] = {}
+    own = {id(tensor) for tensor in (*model.parameters(), *model.buffers()) if type(tensor) in (Tensor, nn.Parameter)}
+    others: State = {}
+    for key, value in model.state_dict(keep_vars=True).items():
+        if id(value) not in own:
+            others[key] = moved[key]
+        elif id(value) not in memo:
+            new = moved[key].clone() if moved[key].data_ptr() == value.data_ptr() else moved[key]
+            memo[id(value)] = nn.Parameter(new, value.requires_grad) if isinstance(value, nn.Parameter) else new
+    result = copy.deepcopy(model, memo)
+    if others:
+        result.load_state_dict(others, strict=False)
     return result
 
 
@@ -221,8 +232,13 @@ def check_same_architecture(source: Mapping[str, Any], target: Mapping[str, Any]
         for which, tensor in (("to permute", value), ("to align to", theirs)):
             if tensor.is_meta:
                 raise ValueError(f"the model {which} is on the meta device: it has no values to align")
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            if tensor.is_floating_point() and not _is_finite(tensor):
                 raise ValueError(f"{key!r} of the model {which} holds NaN or infinity")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    # What is not finite shows in the sum. The converse fails where a sum of large numbers overflows: look at each then.
+    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 def _find_symmetry(model: Any, example_inputs: Any, symmetry: Symmetry | None) -> Symmetry:
@@ -272,9 +288,11 @@ def _problem(
                 done[id(value)] = value.to(device, dtype if value.is_floating_point() else None)
         return {key: done.get(id(value), value) for key, value in state.items()}
 
-    module = copy.deepcopy(to if isinstance(to, nn.Module) else model) if isinstance(model, nn.Module) else None
-    if module is not None:
-        module = module.to(device, dtype)
+    module = None
+    if isinstance(model, nn.Module):
+        module = to if isinstance(to, nn.Module) else model
+        if data is not None:  # it will be run
+            module = copy.deepcopy(module).to(device, dtype)
     bound = objective.bind(module if module is not None else source) if hasattr(objective, "bind") else objective
     batches = None if data is None else _Moved(data, device, dtype)
     return Problem(symmetry, convert(source), convert(target), keys, bound, batches, module, seed, report)

@@ -1,21 +1,25 @@
 """Scores to a hard permutation: exact maximum assignment."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
 from torch import Tensor
 
-_LAPX_FROM = 128  # below, SciPy is as fast
+_THREADS_FROM = 64  # below, a problem is solved before a thread has started
+
+Place = tuple[int, ...]
+"""Where in a batch a problem stands."""
 
 
 def assign(scores: Tensor) -> Tensor:
     """Choose one column for each row, all different, so that the sum of their scores is the largest possible.
 
     Where the best columns of the rows are all different they are the answer, and nothing is solved. Otherwise
-    each problem is solved exactly, in float64 on the CPU, by SciPy, or by `lapx` where it is installed and
-    faster.
+    each problem is solved exactly, in float64 on the CPU, by `lapx` where it is installed, which is faster, or by SciPy;
+    the problems of a batch on several threads.
 
     Args:
         scores: (*batch, n, n) real numbers. -inf forbids an entry. Ties are broken in an unspecified way.
@@ -32,6 +36,39 @@ def assign(scores: Tensor) -> Tensor:
         >>> assign(torch.tensor([[3.0, 2.0], [3.0, 0.0]]))
         tensor([1, 0])
     """
+    return assign_all([scores])[0]
+
+
+def assign_all(matrices: Sequence[Tensor]) -> list[Tensor]:
+    """`assign` for tensors of several shapes: what must be solved is solved together, on as many threads as PyTorch has."""
+    for scores in matrices:
+        _check(scores)
+    found = [_take_best(scores.detach()) for scores in matrices]
+    tasks: list[tuple[Tensor, Place, np.ndarray]] = []
+    results = []
+    for scores, (best, settled) in zip(matrices, found, strict=True):
+        results.append(best if settled.all() else best.cpu())
+        if not settled.all():
+            problems = scores.detach()[(~settled).to(scores.device)].to("cpu", torch.float64).numpy()
+            places = [tuple(place) for place in (~settled).nonzero().tolist()]
+            tasks += [(results[-1], place, problem) for place, problem in zip(places, problems, strict=True)]
+    tasks.sort(key=lambda task: -len(task[2]))  # the longest first, so that no thread is left alone with one
+
+    def solve(task: tuple[Tensor, Place, np.ndarray]) -> None:
+        result, place, problem = task
+        result[place] = torch.from_numpy(_solve(problem, place))
+
+    num_threads = min(len(tasks), torch.get_num_threads())
+    if num_threads > 1 and len(tasks[0][2]) >= _THREADS_FROM:
+        with ThreadPoolExecutor(num_threads) as pool:
+            list(pool.map(solve, tasks))
+    else:
+        for task in tasks:
+            solve(task)
+    return [result.to(scores.device) for result, scores in zip(results, matrices, strict=True)]
+
+
+def _check(scores: Tensor) -> None:
     if not isinstance(scores, Tensor) or scores.is_complex() or scores.dtype == torch.bool:
         kind = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
         raise TypeError(f"assign takes a tensor of real scores, but got {kind}.")
@@ -40,50 +77,43 @@ def assign(scores: Tensor) -> Tensor:
             f"assign takes scores of shape (*batch, n, n), but got {tuple(scores.shape)}. "
             "Pad a rectangular problem with zeros to a square one."
         )
-    scores, n = scores.detach(), scores.shape[-1]
+
+
+def _take_best(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The best column of each row, and for each problem, on the CPU, whether those are the answer."""
+    n = scores.shape[-1]
     if scores.numel() == 0:
-        return torch.empty(scores.shape[:-1], dtype=torch.int64, device=scores.device)
+        best = torch.empty(scores.shape[:-1], dtype=torch.int64, device=scores.device)
+        return best, torch.ones(scores.shape[:-2], dtype=torch.bool)
     top, best = scores.max(-1)  # NaN and +inf win, so the maxima tell of them
-    settled = (best.sort(-1).values == torch.arange(n, device=scores.device)).all(-1)
-    settled = (settled & top.isfinite().all(-1)).cpu()
-    if settled.all():
-        return best
-    result = best.cpu()
-    for index in (~settled).nonzero().tolist():
-        problem = scores[tuple(index)].to("cpu", torch.float64).numpy()
-        result[tuple(index)] = torch.from_numpy(_solve(problem, tuple(index)))
-    return result.to(scores.device)
+    different = (best.sort(-1).values == torch.arange(n, device=scores.device)).all(-1)
+    return best, (different & top.isfinite().all(-1)).cpu()
 
 
-def _solve(scores: np.ndarray, index: tuple[int, ...]) -> np.ndarray:
-    place = f" (problem {index} of the batch)" if index else ""
+def _solve(scores: np.ndarray, place: Place) -> np.ndarray:
+    where = f" (problem {place} of the batch)" if place else ""
+    if np.isfinite(scores).all():
+        return (_lapx_solver() or _scipy_solver)(-scores)
     for name, bad in (("NaN", np.isnan(scores)), ("+inf", np.isposinf(scores))):
         if bad.any():
             first = tuple(int(i) for i in np.argwhere(bad)[0])
             raise ValueError(
                 f"assign takes scores that are finite, or -inf to forbid an entry, but {int(bad.sum())} of "
-                f"{bad.size} are {name}, the first at {first}{place}."
+                f"{bad.size} are {name}, the first at {first}{where}."
             )
-    forbidden = np.isneginf(scores)
-    if forbidden.any():
-        return _solve_forbidden(scores, forbidden, place)
-    return _fastest_solver(len(scores))(-scores)
+    return _solve_forbidden(scores, np.isneginf(scores), where)
 
 
-def _solve_forbidden(scores: np.ndarray, forbidden: np.ndarray, place: str) -> np.ndarray:
+def _solve_forbidden(scores: np.ndarray, forbidden: np.ndarray, where: str) -> np.ndarray:
     from scipy.optimize import linear_sum_assignment
 
     try:
         return linear_sum_assignment(scores, maximize=True)[1].astype(np.int64)
     except ValueError as error:
         raise ValueError(
-            f"-inf forbids {int(forbidden.sum())} of {forbidden.size} entries and leaves no assignment{place}"
+            f"-inf forbids {int(forbidden.sum())} of {forbidden.size} entries and leaves no assignment{where}"
             ". Every set of k rows needs at least k columns to choose from; allow more entries."
         ) from error
-
-
-def _fastest_solver(n: int) -> Callable[[np.ndarray], np.ndarray]:
-    return (n >= _LAPX_FROM and _lapx_solver()) or _scipy_solver
 
 
 def _scipy_solver(costs: np.ndarray) -> np.ndarray:

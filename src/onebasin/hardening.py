@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
-from onebasin.assignment import assign
+from onebasin.assignment import assign_all
 from onebasin.permutation import Permutation
 from onebasin.structure import Group, Symmetry
 
@@ -51,13 +52,14 @@ def harden(
     chosen.sort(key=lambda g: len(g.parents))
     scores = {g.name: scores[g.name].detach() for g in chosen}
     best: dict[str, Tensor] = {}
-    for group in reversed(chosen):
-        index = assign(scores[group.name])
-        best[group.name] = index.cpu()
-        parent = next((p for p in reversed(group.parents) if p in scores), None)
-        if carry and parent is not None:
-            value = scores[group.name].gather(-1, index.unsqueeze(-1)).sum((-1, -2))
-            scores[parent] = scores[parent] + _towards(symmetry, value, group, symmetry.groups[parent])
+    for _, level in itertools.groupby(reversed(chosen), key=lambda g: len(g.parents)):
+        groups = list(level)
+        for group, index in zip(groups, assign_all([scores[g.name] for g in groups]), strict=True):
+            best[group.name] = index.cpu()
+            parent = next((p for p in reversed(group.parents) if p in scores), None)
+            if carry and parent is not None:
+                value = scores[group.name].gather(-1, index.unsqueeze(-1)).sum((-1, -2))
+                scores[parent] = scores[parent] + _towards(symmetry, value, group, symmetry.groups[parent])
     indices = dict(symmetry.identity().indices)
     for group in chosen:
         indices[group.name] = best[group.name][_chosen_pairs(symmetry, group, indices)]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from onebasin.batches import run_batches
 from onebasin.hardening import harden, plan_shape
 from onebasin.matching.problem import Found, Problem
-from onebasin.matching.scores import blocks, chain_of, products
+from onebasin.matching.scores import blocks, find_tips, products, reduce_to
 from onebasin.matching.weights import polish
 from onebasin.structure import Site, Symmetry
 from onebasin.tracing.graph import evaluation_mode
@@ -102,13 +102,8 @@ class _Moments:
         groups = self.symmetry.groups
         found = blocks(list(self.site.layout), target.double(), source.double(), groups)
         for number, (labels, homes, x, y) in enumerate(found):
-            places = [axis for axis, name in enumerate(labels) if name in groups]
-            chains = {axis: chain_of(groups, labels, homes, axis) for axis in places}
-            for axis in places:
-                if any(axis in chain[:-1] for chain in chains.values()):
-                    continue  # a parent: its children carry its score
-                chain = chains[axis]
-                terms = [_sum_to(t, chain) for t in (x, y, x * x, y * y)]
+            for axis, chain in find_tips(groups, labels, homes).items():
+                terms = [reduce_to(t, chain).cpu() for t in (x, y, x * x, y * y)]
                 terms.append(products(self.symmetry, x, y, chain, labels).cpu())
                 count = x.numel() / terms[0].numel()
                 if (number, axis) in self.sums:
@@ -125,14 +120,6 @@ class _Moments:
             covariance = xy / count - _outer(means[0], means[1], free)
             scale = _outer(spreads[0], spreads[1], free)
             yield name, torch.where(scale > 0, covariance / scale, torch.zeros_like(scale))
-
-
-def _sum_to(tensor: Tensor, chain: list[int]) -> Tensor:
-    """Sum over all axes but those of a chain, in the order of the chain."""
-    others = [axis for axis in range(tensor.dim()) if axis not in chain]
-    kept = tensor.sum(others) if others else tensor
-    order = sorted(chain)
-    return kept.permute([order.index(axis) for axis in chain]).cpu()
 
 
 def _outer(x: Tensor, y: Tensor, free: list[bool]) -> Tensor:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onebasin.lazy import LazyState
+from onebasin.lazy import LazyState, make_lazy
+from onebasin.objectives import WeightDistance
 from onebasin.permutation import Permutation
 from onebasin.state import State
 from onebasin.structure import Symmetry
@@ -85,7 +86,7 @@ class Problem:
     def permuted(self, permutation: Permutation) -> State | LazyState:
         """The source, permuted hard; only tensors that move are new."""
         if isinstance(self.source, LazyState):
-            return self.source.map(lambda key, value: permutation.move(value, self.symmetry.layouts[key]))
+            return self._permuted_lazily(self.source, permutation)
         result = dict(self.source)
         for key, layout in self.symmetry.layouts.items():
             if isinstance(self.source.get(key), Tensor):
@@ -95,6 +96,9 @@ class Problem:
                 if key in result and tied[0] in result:
                     result[key] = result[tied[0]]
         return result
+
+    def _permuted_lazily(self, source: LazyState, permutation: Permutation) -> LazyState:
+        return source.map(lambda key, value: permutation.move(value, self.symmetry.layouts[key]))
 
     def advance(
         self, current: State | LazyState, update: Permutation, total: Permutation, keys: Iterable[str]
@@ -106,6 +110,8 @@ class Problem:
 
     def cost(self, permutation: Permutation) -> float:
         """The cost of a hard permutation: on the first batches, at fixed points of the line."""
+        if self.batches is None and isinstance(self.objective, WeightDistance):  # reads each tensor once: hold one at a time
+            return self.cost_of(self._permuted_lazily(make_lazy(self.source), permutation))
         return self.cost_of(self.permuted(permutation))
 
     def cost_of(self, params: State | LazyState) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -45,6 +45,20 @@ def chain_of(members: Mapping[str, Group], labels: list[str | None], homes: list
         own = [a for a in candidates if homes[a] == homes[axis]]
         chain.append((own or candidates)[0])
     return [*chain, axis]
+
+
+def find_tips(members: Mapping[str, Group], labels: list[str | None], homes: list[int]) -> dict[int, list[int]]:
+    """The axes of members that are nobody's parent here, each with its chain: a parent counts through its children."""
+    chains = {axis: chain_of(members, labels, homes, axis) for axis, name in enumerate(labels) if name in members}
+    return {a: chain for a, chain in chains.items() if not any(a in other[:-1] for other in chains.values())}
+
+
+def reduce_to(tensor: Tensor, chain: list[int], reduction: Callable[..., Tensor] = torch.sum) -> Tensor:
+    """Sum, or reduce otherwise, over all axes but those of a chain, which come in its order."""
+    others = [axis for axis in range(tensor.dim()) if axis not in chain]
+    kept = reduction(tensor, dim=others) if others else tensor
+    order = sorted(chain)
+    return kept.permute([order.index(axis) for axis in chain])
 
 
 def products(symmetry: Symmetry, target: Tensor, source: Tensor, chain: list[int], labels: list[str | None]) -> Tensor:

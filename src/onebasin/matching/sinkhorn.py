@@ -9,10 +9,11 @@ from typing import Any, Literal
 import torch
 
 from onebasin.capturing import Step
-from onebasin.hardening import harden, plan_shape
+from onebasin.matching.copies import find_copy
 from onebasin.matching.problem import Found, Problem
 from onebasin.matching.weights import polish as polish_permutation
 from onebasin.network import RebasinNet
+from onebasin.objectives import WeightDistance
 from onebasin.operator.implicit import choose_backend
 from onebasin.permutation import Permutation
 
@@ -56,8 +57,8 @@ def match_by_sinkhorn(
         mass: see `start`.
         noise: standard deviation of the noise added to the start.
         polish: finish with weight-matching sweeps if they lower the cost; by default without data only.
-        first_look: without data, try first what the gradient at uniform plans points to, and end there if it costs nothing,
-            as it does for a copy.
+        first_look: without data, first pair units by what no permutation of their neighbours changes, and end there if that
+            costs nothing, as it does for a copy. There is no descent then, and no logits.
         logits: go on from these (the ``state_dict()`` of a `RebasinNet` of the same problem).
         solver_steps: the most steps of the implicit gradient's solver. Ten found the same permutations as a full solution.
         capture: on CUDA, record a step as a graph and replay it. By default done with the objectives of this package at a
@@ -65,6 +66,12 @@ def match_by_sinkhorn(
     """
     if capture and (problem.device.type != "cuda" or final_tau is not None):
         raise ValueError("capture=True needs models on CUDA and a tau that stays as it is: final_tau must be None")
+    measures_distance = isinstance(problem.objective, WeightDistance) and problem.floor == 0 and problem.batches is None
+    copied = find_copy(problem) if first_look and logits is None and measures_distance else None
+    if copied is not None:  # equal parameters have no distance
+        entry = {"step": 0, "hard": 0.0, "best": 0.0}
+        problem.report(entry)
+        return Found(copied, 0.0, [entry], converged=True)
     net = RebasinNet(
         problem.source if problem.model is None else problem.model,
         problem.symmetry,
@@ -79,13 +86,6 @@ def match_by_sinkhorn(
     ).to(problem.device, problem.dtype)
     if logits is not None:
         net.load_state_dict(logits)
-    elif first_look and problem.batches is None and problem.symmetry.groups and problem.floor > -math.inf:
-        guess = _look_first(problem, net)
-        cost = problem.cost(guess)
-        if cost <= problem.floor:
-            entry = {"step": 0, "hard": cost, "best": cost}
-            problem.report(entry)
-            return Found(guess, cost, [entry], True, net.state_dict())
     if capture is None:
         capture = final_tau is None and _can_be_captured(problem, net)
     take_step = Step(make_step(problem, net, lr), capture, problem.device)
@@ -130,24 +130,6 @@ def make_step(problem: Problem, net: RebasinNet, lr: float) -> Callable[[Any], t
         return cost.detach()
 
     return step
-
-
-def _look_first(problem: Problem, net: RebasinNet) -> Permutation:
-    """The permutation that lowers the cost most, to first order, where every plan is uniform.
-
-    There a unit is known by what no permutation of its neighbours changes: its bias, the sums of its weights. In a copy
-    these are the same numbers, so one gradient finds the permutation that made it.
-    """
-    symmetry = problem.symmetry
-    plans = {
-        name: torch.full(plan_shape(symmetry, group), 1 / group.size, device=problem.device, dtype=problem.dtype)
-        for name, group in symmetry.groups.items()
-    }
-    for plan in plans.values():
-        plan.requires_grad_()
-    cost = problem.objective(net(problem.source, plans), problem.target, None)
-    gradients = torch.autograd.grad(cost, list(plans.values()), materialize_grads=True)
-    return harden(symmetry, {name: -gradient for name, gradient in zip(plans, gradients, strict=True)})
 
 
 class _Search:

@@ -17,15 +17,18 @@ from torch import Tensor
 
 from onebasin.hardening import harden, plan_shape, trees
 from onebasin.layout import factors
+from onebasin.matching.copies import find_copy
 from onebasin.matching.problem import Found, Problem
-from onebasin.matching.scores import blocks, chain_of, products
+from onebasin.matching.scores import blocks, find_tips, products
 from onebasin.permutation import Permutation
 from onebasin.structure import Group, Symmetry
 
 Tensors = Mapping[str, Tensor]
 
 
-def match_weights(problem: Problem, max_sweeps: int = 100, order: Literal["random", "anchored"] = "random") -> Found:
+def match_weights(
+    problem: Problem, max_sweeps: int = 100, order: Literal["random", "anchored"] = "random", first_look: bool = True
+) -> Found:
     """Sweep over the groups until the inner product of the weights grows no more.
 
     It reads tensors one at a time, so that lazy states are matched without being loaded.
@@ -35,11 +38,21 @@ def match_weights(problem: Problem, max_sweeps: int = 100, order: Literal["rando
         max_sweeps: the most sweeps to make.
         order: of the groups in the first sweep. "anchored": first those that stand beside inputs and outputs, whose order is
             known, then those beside groups that have been decided. The later sweeps go in random order.
+        first_look: first see whether the source is a permuted copy of the target, which the sweeps alone may miss.
     """
     if order not in ("random", "anchored"):
         raise ValueError(f"order must be 'random' or 'anchored', got {order!r}")
-    generator = torch.Generator().manual_seed(problem.seed)
     history: list[dict] = []
+    if first_look and (copied := find_copy(problem)) is not None:
+        entry = {
+            "sweep": 0,
+            "moved": len(trees(problem.symmetry)),
+            "inner": _inner(problem.target, problem.target, problem.keys),
+        }
+        history.append(entry)
+        problem.report(entry)
+        return Found(copied, problem.cost(copied), history, converged=True)
+    generator = torch.Generator().manual_seed(problem.seed)
     start = problem.symmetry.identity()
     permutation, settled = _descend(problem, start, max_sweeps, generator, history, anchored=order == "anchored")
     return Found(permutation, problem.cost(permutation), history, settled)
@@ -81,11 +94,12 @@ def _descend(
             update, exact = _choose(problem, current, forest[number], keys)
             if update.is_identity:
                 continue
-            after = problem.advance(current, update, update @ total, keys)
+            following = update @ total
+            after = problem.advance(current, update, following, keys)
             gain = _inner(after, problem.target, keys) - (before := _inner(current, problem.target, keys))
             # Ties are broken in some way or other by the assignment: a step that gains nothing would go round in circles.
             if gain > 1e-12 * abs(before) + (0.0 if exact else 1e-12):
-                moved, total, current = moved + 1, update @ total, after
+                moved, total, current = moved + 1, following, after
                 stale |= {
                     n for n, others in enumerate(where) if (n != number or not exact) and not set(others).isdisjoint(keys)
                 }
@@ -136,7 +150,8 @@ def _choose(problem: Problem, current: Tensors, tree: list[Group], keys: list[st
 
 
 def _inner(state: Tensors, target: Tensors, keys: list[str] | tuple[str, ...]) -> float:
-    return sum(float(torch.dot(state[k].reshape(-1), target[k].reshape(-1)).double()) for k in keys)
+    products = [torch.dot(state[k].reshape(-1), target[k].reshape(-1)).double() for k in keys]
+    return float(torch.stack(products).sum()) if products else 0.0
 
 
 def score(problem: Problem, source: Tensors, tree: list[Group], keys: list[str]) -> tuple[dict[str, Tensor], bool]:
@@ -151,11 +166,8 @@ def score(problem: Problem, source: Tensors, tree: list[Group], keys: list[str])
     exact = True
     for key in keys:
         for labels, homes, t, s in blocks(list(symmetry.layouts[key]), problem.target[key], source[key], members):
-            places = [axis for axis, name in enumerate(labels) if name in members]
-            chains = {axis: chain_of(members, labels, homes, axis) for axis in places}
-            tips = [axis for axis in places if not any(axis in chain[:-1] for chain in chains.values())]
+            tips = find_tips(members, labels, homes)
             exact = exact and len(tips) == 1
-            for axis in tips:
-                group = members[labels[axis] or ""]
-                scores[group.name] += products(symmetry, t, s, chains[axis], labels)
+            for axis, chain in tips.items():
+                scores[labels[axis] or ""] += products(symmetry, t, s, chain, labels)
     return scores, exact

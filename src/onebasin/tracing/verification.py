@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from onebasin.lazy import make_lazy
 from onebasin.permutation import Permutation
 from onebasin.state import read_state
 from onebasin.structure import Symmetry
@@ -135,29 +137,53 @@ def _of_program(program: Program, call: Call) -> Function:
     order = list(program.inputs)
 
     def function(state: Mapping[str, Tensor]) -> list[Tensor]:
-        arguments = [state[keys[n]] if n in keys else fixed[n] for n in order]
-        return _run(lambda: torch.fx.Interpreter(module).run(*pytree.tree_map(_promote, arguments)))
+        arguments = [_Unread(state, keys[n]) if n in keys else pytree.tree_map(_promote, fixed[n]) for n in order]
+        return _run(lambda: _Interpreter(module).run(*arguments))
 
     return function
+
+
+@dataclass(frozen=True)
+class _Unread:
+    """A tensor of a state, before an operation asks for it."""
+
+    state: Mapping[str, Tensor] = field(repr=False)
+    key: str
+
+
+class _Interpreter(torch.fx.Interpreter):
+    """Reads tensors of the state where they are used, and promotes them there: a permuted state is never held as a whole."""
+
+    def fetch_args_kwargs_from_env(self, n: torch.fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of an operation."""
+        found = super().fetch_args_kwargs_from_env(n)
+        return pytree.tree_map_only(_Unread, lambda unread: _promote(unread.state[unread.key]), found)
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operation, in float64. Not so the permuting of its arguments."""
+        if target is torch.ops.aten.view.default:  # attention in float64 may return other strides than were recorded
+            target = torch.ops.aten.reshape.default
+        with _Float64():
+            return super().call_function(target, args, kwargs)
 
 
 def _of_module(model: nn.Module, call: Call) -> Function:
     def function(state: Mapping[str, Tensor]) -> list[Tensor]:
         args, kwargs = pytree.tree_map(_promote, (call.args, call.kwargs))
-        with evaluation_mode(model):
-            return _run(lambda: torch.func.functional_call(model, dict(state), args, kwargs))
+        promoted = {key: _promote(value) for key, value in state.items()}
+        with evaluation_mode(model), _Float64():
+            return _run(lambda: torch.func.functional_call(model, promoted, args, kwargs))
 
     return function
 
 
 def _run(call: Callable[[], Any]) -> list[Tensor]:
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), _Float64():
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return [value for value in pytree.tree_leaves(call()) if isinstance(value, Tensor)]
 
 
 def _check(symmetry: Symmetry, function: Function, state: Mapping[str, Tensor], what: str, tolerance: float) -> float:
-    state = {key: _promote(value) for key, value in state.items()}
     expected = function(state)
     if not all(bool(torch.isfinite(e).all()) for e in expected if e.is_floating_point()):
         raise ValueError(f"cannot verify on {what}: the model's output is not finite there; trace with verify=False")
@@ -165,7 +191,7 @@ def _check(symmetry: Symmetry, function: Function, state: Mapping[str, Tensor], 
     worst = 0.0
     for _ in range(_num_trials(symmetry, state)):
         permutation = symmetry.random(generator)
-        error = _difference(expected, function(permutation.apply(state)))
+        error = _difference(expected, function(permutation.apply(make_lazy(state))))
         worst = max(worst, error)
         if error <= tolerance:
             continue
@@ -174,7 +200,7 @@ def _check(symmetry: Symmetry, function: Function, state: Mapping[str, Tensor], 
         guilty = [
             name
             for name in symmetry.groups
-            if _difference(expected, function(_only(permutation, name).apply(state))) > tolerance
+            if _difference(expected, function(_only(permutation, name).apply(make_lazy(state)))) > tolerance
         ]
         blame = ", ".join(map(repr, guilty)) or "no single group, but several together"
         raise ValueError(
@@ -197,7 +223,7 @@ def _num_trials(symmetry: Symmetry, state: Mapping[str, Tensor]) -> int:
 def _jitter(state: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
     """Every number off by about its last digit: what rounding alone can do."""
     return {
-        key: value * (1 + 4e-16 * torch.randn(value.shape, generator=generator).to(value.device, value.dtype))
+        key: value.double() * (1 + 4e-16 * torch.randn(value.shape, generator=generator).to(value.device, torch.float64))
         if value.is_floating_point()
         else value
         for key, value in state.items()
@@ -226,8 +252,8 @@ def _randomise(symmetry: Symmetry, state: Mapping[str, Tensor], buffers: set[str
     """Weights at a scale that neither vanishes nor explodes with depth; buffers perturbed, variances kept positive."""
     generator = torch.Generator().manual_seed(0)
 
-    def uniform(value: Tensor) -> Tensor:  # drawn in float32: faster, and as random
-        return torch.rand(value.shape, generator=generator).to(value.device, torch.float64)
+    def uniform(value: Tensor) -> Tensor:  # in float32: half the memory, and as random
+        return torch.rand(value.shape, generator=generator).to(value.device)
 
     alias = {key: keys[0] for keys in symmetry.ties for key in keys}
     result: dict[str, Tensor] = {}
@@ -238,7 +264,7 @@ def _randomise(symmetry: Symmetry, state: Mapping[str, Tensor], buffers: set[str
         elif not value.is_floating_point() or key in symmetry.unreached:
             result[key] = value
         elif key in buffers:
-            result[key] = value.double() * (0.5 + uniform(value)) + 0.1 * uniform(value)
+            result[key] = value.float() * (0.5 + uniform(value)) + 0.1 * uniform(value)
         elif value.dim() < 2:
             result[key] = 0.5 + uniform(value)
         else:

@@ -1,0 +1,128 @@
+"""Tables and pictures from the records of `benchmarks.align`: ``python -m benchmarks.align_tables RECORDS --plot FILE``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+REFERENCES = {
+    "authors": "ours, Sinkhorn",
+    "authors, L2": "ours, Sinkhorn L2",
+    "authors, Mid": "ours, Sinkhorn Mid",
+    "rebasin": "ours, weight matching",
+    "plain weight matching": "ours, weight matching",
+}
+"""Whom a peer is compared with: the same kind of method."""
+
+
+def print_tables(records: list[Record]) -> None:
+    """One table a task, in Markdown: a row a network and solver."""
+    for task in ("copy", "pair"):
+        chosen = [record for record in records if record["task"] == task]
+        if not chosen:
+            continue
+        reached = ["exact"] if task == "copy" else ["L2 distance", "barrier"]
+        header = [
+            "network",
+            "solver",
+            "seconds",
+            "tracing",
+            "solving",
+            "assigning",
+            "steps",
+            "ms a step",
+            "CPU seconds",
+            "MiB",
+        ]
+        header += [*reached, "seconds / ours", "CPU / ours", "step / ours", "memory / ours"]
+        print("\n| " + " | ".join(header) + " |\n|" + "---|" * len(header))
+        for record in chosen:
+            reference = find_reference(record, chosen)
+            print("| " + " | ".join(_cells(record, reference, find_descent(record, chosen), len(header))) + " |")
+
+
+def find_reference(record: Record, records: Iterable[Record]) -> Record | None:
+    """Our record for the same network by the same kind of method."""
+    return _find(records, record["network"], REFERENCES.get(record["solver"]))
+
+
+def find_descent(record: Record, records: Iterable[Record]) -> Record | None:
+    """Our descent on the same network: a step of it is compared with a step of theirs."""
+    if not record["solver"].startswith("authors"):
+        return None
+    own = "ours, descent alone" if record["task"] == "copy" else REFERENCES[record["solver"]]
+    return _find(records, record["network"], own)
+
+
+def _find(records: Iterable[Record], network: str, solver: str | None) -> Record | None:
+    found = [r for r in records if (r["network"], r["solver"]) == (network, solver) and "seconds" in r]
+    return found[0] if found else None
+
+
+def seconds_a_step(record: Record) -> float | None:
+    """Everything after tracing, shared out among the steps; None for solvers that take none."""
+    return record["solving"] / record["steps"] if record.get("steps") and record.get("solving") is not None else None
+
+
+def _cells(record: Record, reference: Record | None, descent: Record | None, width: int) -> list[str]:
+    if "failed" in record:
+        return [record["network"], record["solver"], record["failed"].replace("|", "/")[:60], *[""] * (width - 3)]
+    step = seconds_a_step(record)
+    cells = [record["network"], record["solver"], f"{record['seconds']:.3g}"]
+    cells += ["" if record[part] is None else f"{record[part]:.3g}" for part in ("tracing", "solving", "assigning")]
+    cells += [str(record["steps"] or ""), "" if step is None else f"{1e3 * step:.3g}"]
+    cells += [f"{record['cpu_seconds']:.3g}", f"{record['bytes'] / 2**20:.0f}"]
+    if "exact" in record:
+        cells.append("yes" if record["exact"] else "no")
+    else:
+        cells.append(f"{record['distance_before']:.4g} to {record['distance_after']:.4g}")
+        cells.append(f"{record['barrier_before']:.3f} to {record['barrier_after']:.3f}")
+    theirs = seconds_a_step(descent) if descent else None
+    cells += [f"{record[kind] / reference[kind]:.1f}" if reference else "" for kind in ("seconds", "cpu_seconds")]
+    cells.append(f"{step / theirs:.1f}" if step and theirs else "")
+    cells.append(f"{record['bytes'] / max(reference['bytes'], 1):.1f}" if reference else "")
+    return cells
+
+
+def draw(records: list[Record], path: Path) -> None:
+    """Seconds to the answer of every solver on every copy; hollow where it is not exact."""
+    from matplotlib.figure import Figure
+
+    copies = [record for record in records if record["task"] == "copy" and "seconds" in record]
+    networks = list(dict.fromkeys(record["network"] for record in copies))
+    solvers = list(dict.fromkeys(record["solver"] for record in copies))
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes = figure.subplots()
+    for number, solver in enumerate(solvers):
+        chosen = [record for record in copies if record["solver"] == solver]
+        places = [networks.index(r["network"]) + 0.09 * (number - len(solvers) / 2) for r in chosen]
+        axes.plot([], [], "o", color=f"C{number}", label=solver)
+        for place, record in zip(places, chosen, strict=True):
+            fill = {} if record["exact"] else {"markerfacecolor": "none"}
+            axes.plot(place, record["seconds"], "o", color=f"C{number}", **fill)
+    axes.set_yscale("log")
+    axes.set_xticks(range(len(networks)), networks)
+    axes.set_ylabel("seconds, all told (hollow: not exact)")
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    """Print the tables of a file of records, and draw it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("records", type=Path)
+    parser.add_argument("--plot", type=Path, help="draw the copies into this file")
+    options = parser.parse_args()
+    records = json.loads(options.records.read_text())["records"]
+    print_tables(records)
+    if options.plot:
+        draw(records, options.plot)
+
+
+if __name__ == "__main__":
+    main()

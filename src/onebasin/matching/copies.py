@@ -1,0 +1,81 @@
+"""A first look: is one network a permuted copy of the other?
+
+The sum of a unit's weights and their norm stay the same when the units before and after it are reordered. So in a copy every
+unit has the same few numbers, its fingerprint, as in the original, and comparing them finds the permutation: all groups at
+once, with one pass over the tensors. Networks that are no copies differ in the norm of the first tensor already.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from onebasin.hardening import harden, plan_shape, trees
+from onebasin.matching.problem import Problem
+from onebasin.matching.scores import blocks, find_tips, products, reduce_to
+from onebasin.permutation import Permutation
+from onebasin.structure import Group
+
+_LEAST_SPREAD = 1e-5
+"""Numbers that differ less between units, beside the largest of them, differ by rounding: they tell nothing."""
+_SAME = 1e-4
+"""Norms of one tensor in another order differ less than this, relatively."""
+
+
+def find_copy(problem: Problem) -> Permutation | None:
+    """The permutation that makes the parameters of both networks equal; None if they are no copies.
+
+    Where units cannot be told apart by their fingerprints a copy may be missed.
+    """
+    symmetry = problem.symmetry
+    prints = _take_fingerprints(problem)
+    if prints is None:
+        return None
+    indices = dict(symmetry.identity().indices)
+    for tree in trees(symmetry):
+        scores = {group.name: _compare(problem, group, prints[group.name]) for group in tree}
+        found = harden(symmetry, scores, tree)
+        indices.update({group.name: found[group.name] for group in tree})
+    guess = Permutation(symmetry, indices)
+    moved = ((guess.move(problem.source[key], symmetry.layouts[key]), problem.target[key]) for key in problem.keys)
+    return guess if all(torch.equal(ours, theirs) for ours, theirs in moved) else None
+
+
+Fingerprints = dict[str, list[tuple[Tensor, Tensor]]]
+"""For each group pairs of numbers, of target and source units, (*parents, n), in float64."""
+
+
+def _take_fingerprints(problem: Problem) -> Fingerprints | None:
+    symmetry = problem.symmetry
+    prints: Fingerprints = {name: [] for name in symmetry.groups}
+    for key in problem.keys:
+        target, source = problem.target[key], problem.source[key]
+        norms = [float(torch.linalg.vector_norm(tensor)) for tensor in (target, source)]
+        if abs(norms[0] - norms[1]) > _SAME * norms[0]:
+            return None
+        for labels, homes, *pair in blocks(list(symmetry.layouts[key]), target, source, symmetry.groups):
+            for axis, chain in find_tips(symmetry.groups, labels, homes).items():
+                alone = len(chain) == pair[0].dim()  # nothing to reduce: a bias
+                for reduction in (torch.sum,) if alone else (torch.sum, torch.linalg.vector_norm):
+                    ours, theirs = (reduce_to(tensor, chain, reduction).double() for tensor in pair)
+                    prints[labels[axis] or ""].append((ours, theirs))
+    return prints
+
+
+def _compare(problem: Problem, group: Group, prints: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Minus half the squared distances of all pairs of fingerprints, up to a constant a row, in the shape of a plan.
+
+    A row that has its twin among the columns then has its largest score there, and the assignment need not be solved.
+    """
+    symmetry = problem.symmetry
+    if not prints:  # a parent, which counts through its children
+        return torch.zeros(plan_shape(symmetry, group), device=problem.device)
+    target, source = (torch.stack(numbers, -1) for numbers in zip(*prints, strict=True))
+    units = tuple(range(target.dim() - 1))
+    center, spread = target.mean(units), target.std(units)
+    scale = torch.where(spread > _LEAST_SPREAD * target.abs().amax(units), 1 / spread, 0.0)
+    target, source = (target - center) * scale, (source - center) * scale
+    norms = source.square().sum(-1, keepdim=True)
+    target = torch.cat([target, torch.ones_like(norms)], -1)
+    source = torch.cat([source, -norms / 2], -1)
+    return products(symmetry, target, source, list(units), [*group.parents, group.name, None])
