@@ -28,6 +28,8 @@ bench: install
 	$(PY) -m benchmarks.apply
 	$(PY) -m benchmarks.sinkhorn --quick
 	$(PY) -m benchmarks.align --quick
+	$(PY) -m benchmarks.steps --quick
+	$(PY) -m benchmarks.growth --quick
 
 docs: install
 	$(PY) -m docs.make_api

@@ -58,7 +58,7 @@ def align_pairs(
     seed: int = 0,
     num_judged: int = 4,
 ) -> Found:
-    """Sinkhorn on all pairs at once: the same steps as ``align(..., polish=False)`` of each pair with the same seed.
+    """Sinkhorn on all pairs at once: as ``align(..., polish=False, solver_steps=200)`` takes each pair with the same seed.
 
     Args:
         model: of the architecture; its groups must have no parents.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -68,6 +69,7 @@ def _run_trial(config: dict[str, Any], device: str) -> dict[str, Any]:
         seeds, num_tasks = TUNING[config["benchmark"]]
         stream = _make_stream(config["benchmark"], True, device).first(min(num_tasks, config["num_tasks"]))
         tuning = _run_side_by_side(config, config["variants"], seeds, stream, device)
+        tuning = [run for run in tuning if len(run["rows"]) == len(stream)]
         variant = max(tuning, key=lambda run: AccuracyMatrix(run["rows"]).average)["variant"]
     stream = _make_stream(config["benchmark"], False, device).first(config["num_tasks"])
     runs = _run_side_by_side(config, [variant], config["seeds"], stream, device)
@@ -101,10 +103,13 @@ def _follow(strategy: continual.Strategy, stream: continual.Stream, rows: list[T
     if isinstance(strategy, continual.Joint):
         for task in stream.train[:-1]:
             strategy.gather(task)
-    for row in continual.learn_stream(strategy, stream):
-        if row is not None:
-            rows.append(row)
-        yield None
+    try:
+        for row in continual.learn_stream(strategy, stream):
+            if row is not None:
+                rows.append(row)
+            yield None
+    except ValueError as error:  # it diverged
+        print(f"{type(strategy).__name__} gave up after {len(rows)} tasks: {error}", file=sys.stderr)
 
 
 def make_strategy(config: dict[str, Any], variant: Variant, seeds: list[int], device: str) -> continual.Strategy:

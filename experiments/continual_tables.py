@@ -27,6 +27,8 @@ PAIRS = [
     ("seeds", "as the authors", "no permutation"),
     ("tuned", "re-basin", "delta alone"),
     ("tuned", "re-basin, answers kept", "delta alone, answers kept"),
+    ("tuned", "re-basin, settled, answers kept", "delta alone, answers kept"),
+    ("tuned", "re-basin, settled, answers kept", "DER++"),
 ]
 # Accuracy in percent and forgetting, as the paper prints them.
 PAPER = {
@@ -129,12 +131,12 @@ def _permutation_table(records: list[dict[str, Any]], benchmark: str, title: str
             last = len(next(iter(rows[with_it].values()))["rows"])
             places = [*range(5, last, 5), last]
             header = ["", *(f"after {place} tasks" for place in places)]
-            cells = [f"{stage}: {with_it}, {layers} hidden, {len(rows[with_it])} seeds"]
+            cells = [f"{stage}: {with_it} - {without}, {layers} hidden, {len(rows[with_it])} seeds"]
             for place in places:
                 mean, error, p_value = compare(rows[with_it], rows[without], place)
                 cells.append(f"{mean:+.2f} ± {error:.2f} ({p_value:.2g})")
             lines.append(cells)
-    return [f"## {title}: accuracy with the permutation minus without it (p)", markdown(header, lines)] if lines else []
+    return [f"## {title}: differences in accuracy (p)", markdown(header, lines)] if lines else []
 
 
 def _table(rows: dict[str, dict[int, Run]], benchmark: str) -> str:

@@ -12,7 +12,7 @@ ORDER = [
     "tracing.rules.reduction", "tracing.rules.rearrangement", "tracing.rules.indexing",
     "tracing.rules.attention", "tracing.rules.recurrent", "tracing.rules",
     "tracing.result", "tracing.verification", "tracing",
-    "operator.rounds", "operator.adjoint", "operator.kernels", "operator.kernels.single", "operator.kernels.team",
+    "operator.rounds", "operator.adjoint", "operator.kernels", "operator.kernels.strip", "operator.kernels.team",
     "operator.launching", "operator.implicit", "operator.unrolled", "operator.entry", "operator",
     "assignment", "hardening", "network", "objectives", "capturing",
     "interpolation", "batches", "calibration", "connectivity", "evaluation", "plots", "pictures", "datasets",

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import onebasin as ob
-from onebasin.gather import gather, mix
+from onebasin.gather import gather, mix, mix_all
 from onebasin.layout import gather_indices
 
 AXES = {
@@ -76,8 +76,29 @@ def test_soft_with_permutation_matrices_is_hard(drawn):
     permutation = symmetry.random(generator)
     plans = permutation.plans(torch.float64)
     moved = permutation.apply(state)
+    together = mix_all(state, symmetry.layouts, plans, symmetry.parents)
     for key, layout in symmetry.layouts.items():
         torch.testing.assert_close(mix(state[key], layout, plans, symmetry.parents), moved[key])
+        torch.testing.assert_close(together[key], moved[key])
+
+
+def test_tensors_mixed_together_are_those_mixed_alone():
+    """Any plans, not permutations only; vectors of one group, of two, and in another type; one that stays."""
+    torch.manual_seed(0)
+    axes = {"w": "a b", "conv": "b a 3", "one": "a", "two": "a", "three": "b", "stays": "i"}
+    shapes = {"w": (5, 4), "conv": (4, 5, 3), "one": (5,), "two": (5,), "three": (4,), "stays": (7,)}
+    state = {key: torch.randn(shape, dtype=torch.float64) for key, shape in shapes.items()}
+    state["two"] = state["two"].float()
+    symmetry = ob.Symmetry.from_axes(axes, ["a", "b"], state)
+    plans = {"a": torch.rand(5, 5, dtype=torch.float64), "b": torch.rand(4, 4, dtype=torch.float64)}
+    found = mix_all(state, symmetry.layouts, plans, symmetry.parents)
+    a, b = plans["a"], plans["b"]
+    torch.testing.assert_close(found["w"], a @ state["w"] @ b.T)
+    torch.testing.assert_close(found["conv"], torch.einsum("Bb,bak,Aa->BAk", b, state["conv"], a))
+    torch.testing.assert_close(found["one"], a @ state["one"])
+    torch.testing.assert_close(found["two"], (a @ state["two"].double()).float())
+    torch.testing.assert_close(found["three"], b @ state["three"])
+    assert found["stays"] is state["stays"]
 
 
 @given(states())

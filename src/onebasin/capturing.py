@@ -23,12 +23,12 @@ class Step:
 
     A step of a small network takes as long as Python takes to launch its kernels. Replayed, it takes as long as they do.
     The values of a batch are copied to where the recording reads them; a batch of another shape than the recorded one is run
-    plainly. A step that waits for the device (``.item()``, a branch on a value) cannot be recorded: that is found out before,
+    plainly. A step that waits for the device (``.item()``, a branch on a value) cannot be recorded: that is found out first,
     a warning says so, and every step is run plainly.
 
     Args:
-        run: takes nothing from the host that changes between calls but the tensors of the batch, and returns the cost detached,
-            so that nothing of its autograd graph is alive when the next call is recorded.
+        run: takes nothing from the host that changes between calls but the tensors of the batch, and returns the cost
+            detached, so that nothing of its autograd graph is alive when the next call is recorded.
         capture: whether to record at all.
         device: where the step runs.
         record: makes a recording; for tests.

@@ -171,6 +171,12 @@ def _mix_factors(
     labels = [t.name if isinstance(t, Factor) else None for t in terms]
     moved = [axis for axis, name in enumerate(labels) if name in plans]
     ancestors = {axis: _parent_axes(axis, labels, homes, parents.get(labels[axis] or "", ())) for axis in moved}
+    # Of two plans the first is multiplied with twice, forth and back, and the last three times: the smaller one goes last.
+    pending = sorted(moved, key=lambda axis: (-len(ancestors[axis]), -terms[axis].size))
+    if not any(ancestors.values()):
+        for axis in pending:
+            tensor = _mix_axis(tensor, plans[labels[axis] or ""], axis)
+        return tensor
     source = list(string.ascii_lowercase[: len(terms)])
     target = [c.upper() if axis in moved else c for axis, c in enumerate(source)]
 
@@ -178,7 +184,6 @@ def _mix_factors(
         lead = "".join(target[a] + (source[a] if a in moved else "") for a in ancestors[axis])
         return lead + target[axis] + source[axis]
 
-    pending = sorted(moved, key=lambda axis: -len(ancestors[axis]))
     state = list(source)
     while pending:
         # A plan is contracted together with those of its ancestors if it is the last that needs them; an ancestor that
@@ -198,6 +203,14 @@ def _mix_factors(
         tensor = torch.einsum(f"{''.join(state)},{letters}->{''.join(result)}", tensor.to(weight.dtype), weight)
         state = result
     return torch.einsum(f"{''.join(state)}->{''.join(target)}", tensor)
+
+
+def _mix_axis(tensor: Tensor, plan: Tensor, axis: int) -> Tensor:
+    """One plan along one axis, by products whose results lie in memory in order: what comes next reads them so."""
+    tensor = tensor.to(plan.dtype)
+    if axis == 0 and tensor.dim() > 1:
+        return (plan @ tensor.flatten(1)).unflatten(1, tensor.shape[1:])
+    return (tensor.movedim(axis, -1) @ plan.mT).movedim(-1, axis)
 
 
 def _parent_axes(axis: int, labels: list[str | None], homes: list[int], parents: tuple[str, ...]) -> list[int]:

@@ -117,8 +117,7 @@ class RebasinNet(nn.Module):
         live = mix_all({key: value for key, value in here.items() if key not in buffers}, layouts, plans, parents)
         fixed = {key: value.detach() for key, value in here.items() if key in buffers and value.is_floating_point()}
         moved = mix_all(fixed, layouts, {name: plan.detach() for name, plan in plans.items()}, parents)
-        fresh = {key: moved.get(key, here[key]).clone() for key in here if key in buffers}
-        done = live | fresh
+        done = live | {key: (moved if key in moved else here)[key].clone() for key in here if key in buffers}
         return {key: done[first[id(value)]] if id(value) in first else value for key, value in state.items()}
 
     def permutation(self, cost: Callable[[Permutation], float] | None = None) -> Permutation:

@@ -71,3 +71,13 @@ def test_a_parameter_that_the_cost_does_not_use():
     half_way.backward(lambda params: params["0.weight"].sum())
     assert float(half_way.delta["4.bias"].grad.abs().sum()) == 0
     assert torch.equal(half_way.delta["0.weight"].grad, torch.ones(12, 6))
+
+
+def test_settled_it_is_the_fused_network_and_only_the_residual_moves_it(case):
+    _, _, _, half_way = case
+    permutation = half_way.symmetry.random(torch.Generator().manual_seed(0))
+    fused = half_way.fuse(permutation, 0.7)
+    half_way.settle(permutation, 0.7)
+    point = half_way.place(half_way.move())
+    assert all(torch.equal(point[name], value) for name, value in fused.items())
+    assert half_way.net is None

@@ -162,3 +162,23 @@ def test_with_recall_and_nothing_permuted_it_is_dark_experience_replay(mlp, symm
 def test_a_negative_recall_is_refused(mlp, symmetry):
     with pytest.raises(ValueError, match="recall must not be negative"):
         RebasinStrategy(mlp, symmetry, recall=-1.0)
+
+
+def test_steps_after_the_fusion_lower_its_cost(mlp, symmetry):
+    """Half of the steps on what is kept: better on the task than all of them on what is not."""
+    options = {"batch_size": 40, "epochs": 40, "noise": 0.5, "alpha": 0.8, "clip": None, "optimizer": sgd(0.02)}
+    task = make_task(1)
+    costs = []
+    for settle in (0.0, 0.5):
+        strategy = RebasinStrategy(mlp, symmetry, settle=settle, **options)
+        strategy.fit(make_task(0))
+        strategy.fit(task)
+        assert strategy.history[0]["moved"] > 0
+        costs.append(float(nn.functional.cross_entropy(strategy.model(task.inputs), task.targets).detach()))
+    assert costs[1] < costs[0]
+
+
+@pytest.mark.parametrize("options", [{"settle": 1.0}, {"settle": -0.1}, {"settle": 0.5, "residual": False}])
+def test_a_settling_that_cannot_be_is_refused(mlp, symmetry, options):
+    with pytest.raises(ValueError, match="settle must be a share"):
+        RebasinStrategy(mlp, symmetry, **options)

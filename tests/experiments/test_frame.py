@@ -67,6 +67,15 @@ def test_processes_and_this_process_give_the_same(tmp_path: Path):
         assert [x["l1_sum"] for x in a["result"]] == [x["l1_sum"] for x in b["result"]]
 
 
+def test_a_trial_that_fails_in_a_process_does_not_lose_the_others(tmp_path: Path, capsys: pytest.CaptureFixture):
+    good = [{"init": "Rnd", "hidden": 2, "method": "wm", "first": first, "num": 1} for first in (0, 1)]
+    path = tmp_path / "records.jsonl"
+    with pytest.raises(KeyError, match="no-such-method"):
+        run_experiment("table1", [{**good[0], "method": "no-such-method"}, *good], path, num_processes=2)
+    assert sorted(record["config"]["first"] for record in read_records(path)) == [0, 1]
+    assert "the others go on" in capsys.readouterr().err
+
+
 def test_ray_gives_the_same(tmp_path: Path):
     ray = pytest.importorskip("ray")
     configs = [{"init": "Rnd", "hidden": 2, "method": "wm", "first": 0, "num": 1}]

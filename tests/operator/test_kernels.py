@@ -12,7 +12,8 @@ tl = pytest.importorskip("triton.language")
 from onebasin.operator import launching  # noqa: E402
 from onebasin.operator.adjoint import MAX_STEPS, implicit_gradient  # noqa: E402
 from onebasin.operator.kernels import team as kernels  # noqa: E402
-from onebasin.operator.launching import Team, choose_team, launch_gradient, launch_rounds  # noqa: E402
+from onebasin.operator.kernels.strip import strip_gradient, strip_rounds  # noqa: E402
+from onebasin.operator.launching import Team, choose_strips, choose_team, launch_gradient, launch_rounds  # noqa: E402
 from onebasin.operator.rounds import run_rounds  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -132,6 +133,76 @@ def test_teams_fit_the_device():
                 team = choose_team(n, batch, num_processors)
                 assert 1 <= team.size * team.num_teams <= 2 * num_processors
                 assert team.num_teams <= batch
+
+
+def test_strips_fit_the_device_and_cover_the_rows():
+    for num_processors in (1, 20, 132):
+        for n in (2, 64, 128, 129, 200, 256, 300, 512, 513):
+            for batch in (1, 3, 32, 500):
+                team = choose_strips(n, batch, num_processors)
+                if team is None:
+                    assert n > 128
+                    continue
+                assert team.num_teams == batch
+                assert (team.size - 1) * team.rows < n <= team.size * team.rows
+                assert n <= 512
+                assert team.size == 1 or team.size * batch <= 2 * num_processors
+
+
+def _run_member(rank, kernel, arguments, options):
+    """One program of a launch, in a process of its own."""
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    set_index, set_dim = builder.set_grid_idx, builder.set_grid_dim
+    builder.set_grid_idx = lambda *_: set_index(rank, 0, 0)
+    builder.set_grid_dim = lambda *_: set_dim(64, 1, 1)
+    np.seterr(all="ignore")
+    kernel[(1,)](*arguments, **options)
+
+
+def _run_side_by_side(kernel, team, arguments, options):
+    import multiprocessing
+
+    context = multiprocessing.get_context("fork")
+    members = [context.Process(target=_run_member, args=(rank, kernel, arguments, options)) for rank in range(team)]
+    for process in members:
+        process.start()
+    for process in members:
+        process.join(60)
+    codes = [process.exitcode for process in members]
+    for process in members:
+        process.kill()
+    assert codes == [0] * team
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="on a GPU programs run side by side anyway")
+@pytest.mark.parametrize(("scale", "tol"), [(1.0, None), (4.0, 1e-2)])
+def test_strips_side_by_side(scale, tol):
+    """A team of three on two problems, one process a member, its mail and counter in shared memory."""
+    n, rows, team, tau = 40, 16, 3, 0.8
+    options = {"N": launching._pad(n), "ROWS": rows, "TEAM": 4}
+    exponent = 1.4426950408889634 / tau
+
+    def shared(tensor):
+        return tensor.clone().share_memory_()
+
+    def mail():  # for one team, which takes the problems in turn
+        return shared(torch.full((2 * 5 * options["N"],), torch.nan)), shared(torch.zeros(1, dtype=torch.int32))
+
+    x, plan, columns = shared(normal(2, n, n, scale=scale)), shared(torch.zeros(2, n, n)), shared(torch.zeros(2, n))
+    rounds = shared(torch.zeros(2, dtype=torch.int64))
+    numbers = (2, n, exponent, 1 / exponent, 9, tol or 0.0, 4, team, 1)
+    arguments = (x, plan, columns, rounds, *mail(), *numbers)
+    _run_side_by_side(strip_rounds, team, arguments, {**options, "HAS_TOL": tol is not None})
+    expected = run_rounds(x.double(), tau, 9, tol)
+    assert torch.equal(rounds, expected.rounds)
+    assert torch.allclose(plan.double(), expected.plan, atol=1e-5)
+    assert torch.allclose(columns, plan.sum(-2), atol=1e-5)
+    grad, result = shared(normal(2, n, n, seed=1)), shared(torch.zeros(2, n, n))
+    arguments = (plan, columns, grad, result, *mail(), 2, n, 1 / tau, MAX_STEPS, team, 1)
+    _run_side_by_side(strip_gradient, team, arguments, options)
+    wanted = implicit_gradient(plan.double(), plan.double().sum(-2), grad.double(), tau)
+    assert (result - wanted).norm() <= 1e-4 * wanted.norm()
 
 
 @triton.jit

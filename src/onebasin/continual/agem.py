@@ -32,7 +32,7 @@ class AGEM(Strategy):
             task, memory = (self._gradient(feed) for feed in (self.feed, replay))
             parts = project(task, memory).split([parameter.numel() // self.members for parameter in parameters], dim=1)
             for parameter, part in zip(parameters, parts, strict=True):
-                parameter.grad = part.reshape(parameter.shape)
+                parameter.grad = part.contiguous().view_as(parameter)
             optimizer.step()
 
         return step

@@ -68,13 +68,18 @@ class HalfWay:
 
     def fuse(self, permutation: Permutation | None, weight: float) -> dict[str, Tensor]:
         """The fused network, weight theta + (1 - weight) pi(theta) + delta, with a hard permutation."""
-        result = {}
         with torch.no_grad():
-            for name, value in self.theta.items():
-                if permutation is not None:
-                    value = torch.lerp(permutation.move(value, self.symmetry.layouts[name]), value, weight)
-                result[name] = value + self.delta[name] if name in self.delta else value
-        return result
+            return _add(self._blend(permutation, weight), self.delta)
+
+    def settle(self, permutation: Permutation | None, weight: float) -> None:
+        """Be the fused network from now on: the point is where it lies, and delta is all that still moves it."""
+        self._half, self._moving, self.net = self._blend(permutation, weight), [], None
+
+    def _blend(self, permutation: Permutation | None, weight: float) -> dict[str, Tensor]:
+        if permutation is None:
+            return self.theta
+        layouts = self.symmetry.layouts
+        return {k: torch.lerp(permutation.move(v, layouts[k]), v, weight) for k, v in self.theta.items()}
 
     def residual_length(self) -> float:
         """|delta|."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, Unpack
 
 import torch
@@ -43,6 +43,8 @@ class RebasinStrategy(Strategy):
             be any cost; this one is not the paper's. 0 keeps no answers.
         groups: which groups to permute, as shell patterns; all if None, none (delta alone) if empty.
         residual: whether there is a delta.
+        settle: share of the steps that come after the fusion and go on with delta there. The paper has none: what it
+            minimised, soft and half way, is not what it keeps.
         plan_optimizer: for the logits of the plans; Adam with a step of 0.1 if not given.
         clip: bound on each entry of the task's gradient in delta; None for no bound. With weight decay beta no entry of
             delta grows beyond clip / beta.
@@ -70,6 +72,7 @@ class RebasinStrategy(Strategy):
         recall: float = 0.0,
         groups: Iterable[str] | None = None,
         residual: bool = True,
+        settle: float = 0.0,
         plan_optimizer: MakeOptimizer | None = None,
         clip: float | None = 1e-3,
         noise: float = 0.0,
@@ -86,29 +89,42 @@ class RebasinStrategy(Strategy):
             raise ValueError(f"alpha must lie between 0 and 1, got {alpha}")
         if fusion not in ("code", "paper"):
             raise ValueError(f"fusion must be 'code' or 'paper', got {fusion!r}")
+        if not 0 <= settle < 1 or (settle and not residual):
+            raise ValueError(f"settle must be a share of the steps, below 1, and needs a residual; got {settle}")
         if recall < 0:
             raise ValueError(f"recall must not be negative, got {recall}")
         check_weighting(weighting)
         self.symmetry = symmetry.bind(model).restrict(groups)
         if not self.symmetry.groups and not residual:
             raise ValueError("without groups to permute and without a residual there is nothing to learn with")
-        self.alpha, self.fusion, self.residual = alpha, fusion, residual
+        self.alpha, self.fusion, self.residual, self.settle = alpha, fusion, residual, settle
         self.weighting: Weighting = weighting
         self.recall, self.recalls = recall, recall > 0
         self.plan_optimizer = plan_optimizer or adam(0.1)
         self.clip, self.noise, self.mass = clip, noise, mass
         self.tau, self.num_iters, self.solver_steps = tau, num_iters, solver_steps
         self.history: list[dict[str, float]] = []
-        self._half_way: HalfWay | None = None
 
-    def begin(self, samples: Samples, num_steps: int) -> Callable[[], None]:
-        """Plain training for the first task; plans and residual afterwards."""
+    def phases(self, samples: Samples, num_steps: int) -> Iterator[tuple[Callable[[], None], int]]:
+        """Plain training for the first task; plans and residual afterwards, the fusion, and the residual again."""
         if self.num_tasks == 1:
-            return super().begin(samples, num_steps)
+            yield from super().phases(samples, num_steps)
+            return
         self.open_feeds(samples, num_steps)
         # Of its own: with the permutation and without it, the batches are the same.
         generator = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=self.generator)))
-        here = self._half_way = HalfWay(self.model, self.symmetry, self._make_net(generator), self.residual, generator)
+        here = HalfWay(self.model, self.symmetry, self._make_net(generator), self.residual, generator)
+        last = round(self.settle * num_steps)
+        yield self._make_step(here), num_steps - last
+        permutation = None if here.net is None else self._harden(here, here.net, samples)
+        still = 1.0 if permutation is None else permutation.agreement(permutation.symmetry.identity())
+        here.settle(permutation, self.alpha if self.fusion == "code" else 1 - self.alpha)
+        if last:
+            yield self._make_step(here), last
+        self._load(here.place({}))
+        self.history.append({"task": float(self.num_tasks - 1), "moved": 1 - still, "residual": here.residual_length()})
+
+    def _make_step(self, here: HalfWay) -> Callable[[], None]:
         delta, optimizers = list(here.delta.values()), []
         if here.net is not None:
             optimizers.append(self.make_optimizer(self.plan_optimizer, list(here.net.parameters())))
@@ -148,17 +164,6 @@ class RebasinStrategy(Strategy):
             generator=generator,
             solver_steps=self.solver_steps,
         )
-
-    def finish(self, samples: Samples) -> None:
-        """Harden the plans and fuse."""
-        here, self._half_way = self._half_way, None
-        if here is None:
-            return
-        permutation = None if here.net is None else self._harden(here, here.net, samples)
-        self._load(here.fuse(permutation, self.alpha if self.fusion == "code" else 1 - self.alpha))
-        still = 1.0 if permutation is None else permutation.agreement(permutation.symmetry.identity())
-        entry = {"task": float(self.num_tasks - 1), "moved": 1 - still, "residual": here.residual_length()}
-        self.history.append(entry)
 
     def _harden(self, here: HalfWay, net: RebasinNet, samples: Samples) -> Permutation:
         """The assignment on the plans or that on the logits: the one that costs less half way, on task and memory."""

@@ -167,10 +167,10 @@ class Strategy:
         """`fit` in portions: yields the number of steps done, so that several strategies can take turns on a device."""
         samples = self._admit(task)
         num_steps = self.count_steps(len(samples))
-        step = self.begin(samples, num_steps)
-        self.model.train()
-        yield from run_steps(step, num_steps, self.capture)
-        self.model.eval()
+        for step, count in self.phases(samples, num_steps):
+            self.model.train()
+            yield from run_steps(step, count, self.capture)
+            self.model.eval()
         self.finish(samples)
         if self.reset_norms and len(self.memory):
             self._estimate_norms(samples)
@@ -181,6 +181,10 @@ class Strategy:
         """Steps on a task of so many examples."""
         epochs = self.first_epochs if self.num_tasks == 1 else self.epochs
         return max(1, epochs * num_samples // self.batch_size)
+
+    def phases(self, samples: Samples, num_steps: int) -> Iterator[tuple[Callable[[], None], int]]:
+        """What is done on a task, one after the other: a step, and how many of it."""
+        yield self.begin(samples, num_steps), num_steps
 
     def begin(self, samples: Samples, num_steps: int) -> Callable[[], None]:
         """Make ready for a task, and return what is to be done at each step."""

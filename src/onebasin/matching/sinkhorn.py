@@ -14,6 +14,7 @@ from onebasin.matching.problem import Found, Problem
 from onebasin.matching.weights import polish as polish_permutation
 from onebasin.network import RebasinNet
 from onebasin.objectives import WeightDistance
+from onebasin.operator.implicit import choose_backend
 from onebasin.permutation import Permutation
 
 
@@ -61,7 +62,7 @@ def match_by_sinkhorn(
         logits: go on from these (the ``state_dict()`` of a `RebasinNet` of the same problem).
         solver_steps: the most steps of the implicit gradient's solver. Ten found the same permutations as a full solution.
         capture: on CUDA, record a step as a graph and replay it. By default done with the objectives of this package at a
-            fixed tau; an objective of your own must do the same at every call and never wait for the device.
+            fixed tau in float32; an objective of your own must do the same at every call and never wait for the device.
     """
     if capture and (problem.device.type != "cuda" or final_tau is not None):
         raise ValueError("capture=True needs models on CUDA and a tau that stays as it is: final_tau must be None")
@@ -86,10 +87,8 @@ def match_by_sinkhorn(
     if logits is not None:
         net.load_state_dict(logits)
     if capture is None:
-        capture = (
-            problem.device.type == "cuda" and final_tau is None and getattr(problem.objective, "can_be_captured", False)
-        )
-    take_step = Step(_make_step(problem, net, lr), capture, problem.device)
+        capture = final_tau is None and _can_be_captured(problem, net)
+    take_step = Step(make_step(problem, net, lr), capture, problem.device)
     search = _Search(problem)
     stream = problem.stream()
     every = check_every or (1 if problem.batches is None and max(map(int, net.logits), default=0) <= 128 else 5)
@@ -109,11 +108,18 @@ def match_by_sinkhorn(
     return Found(search.best, search.cost, search.history, converged, net.state_dict())
 
 
-def _make_step(problem: Problem, net: RebasinNet, lr: float) -> Callable[[Any], torch.Tensor]:
+def _can_be_captured(problem: Problem, net: RebasinNet) -> bool:
+    """Whether a step is known to run without the host: in plain PyTorch the operator reads values back as it goes."""
+    return getattr(problem.objective, "can_be_captured", False) and all(
+        choose_backend(logits) == "triton" for logits in net.parameters()
+    )
+
+
+def make_step(problem: Problem, net: RebasinNet, lr: float) -> Callable[[Any], torch.Tensor]:
     """A step of Adam on the logits for a batch; it returns the cost before it."""
     groups = [{"params": [p], "lr": lr * max(math.log10(int(n)), 1.0)} for n, p in net.logits.items()]
     on_cuda = problem.device.type == "cuda"
-    optimizer = torch.optim.Adam(groups, fused=on_cuda or None, capturable=on_cuda)
+    optimizer = torch.optim.Adam(groups, fused=problem.device.type in ("cpu", "cuda"), capturable=on_cuda)
 
     def step(batch: Any) -> torch.Tensor:
         optimizer.zero_grad()

@@ -13,6 +13,7 @@ from onebasin.operator.adjoint import MAX_STEPS
 from onebasin.operator.rounds import STOP_EVERY, Rounds
 
 LARGEST_SINGLE = 128  # a matrix of this size fills half the registers of a processor
+LARGEST_STRIP = 512  # members of a team tell each other all of their columns: above, it is faster to share them out
 LARGEST = 8192  # one row is 16 numbers a thread; above, launches no longer matter and plain PyTorch serves
 
 
@@ -61,6 +62,18 @@ def choose_team(n: int, batch: int, num_processors: int) -> Team:
     return Team(size, num_teams, rows, num_warps)
 
 
+def choose_strips(n: int, batch: int, num_processors: int) -> Team | None:
+    """A team for each problem whose members hold their rows in registers, if all teams are on the device at once."""
+    if n <= LARGEST_SINGLE:
+        return Team(1, batch, _pad(n), {16: 1, 32: 1, 64: 4}.get(_pad(n), 16))
+    if n > LARGEST_STRIP:
+        return None
+    rows, num_warps = 32, 8 if _pad(n) <= 256 else 16
+    size = math.ceil(n / rows)
+    programs = num_processors * (2 if num_warps <= 8 else 1)
+    return Team(size, batch, rows, num_warps) if size * batch <= programs else None
+
+
 def launch_rounds(logits: Tensor, tau: float, num_iters: int, tol: float | None, team: Team | None = None) -> Rounds:
     """`run_rounds` by a kernel, on (n, n) or (batch, n, n) logits."""
     logits = logits.contiguous()
@@ -72,10 +85,14 @@ def launch_rounds(logits: Tensor, tau: float, num_iters: int, tol: float | None,
     outputs = (plan, columns, rounds)
     scale = math.log2(math.e) / tau
     numbers = (n, scale, 1 / scale, num_iters, 0.0 if tol is None else tol, STOP_EVERY)
-    if n <= LARGEST_SINGLE and team is None:
-        from onebasin.operator.kernels.single import single_rounds
+    strips = choose_strips(n, batch, _num_processors(logits.device)) if team is None else None
+    if strips is not None:
+        from onebasin.operator.kernels.strip import strip_rounds
 
-        single_rounds[(batch,)](logits, *outputs, *numbers, HAS_TOL=tol is not None, N=_pad(n), num_warps=_single_warps(n))
+        strip_rounds[(strips.size * strips.num_teams,)](
+            logits, *outputs, *_mail(strips, n, logits.device), batch, *numbers, strips.size, strips.num_teams,
+            HAS_TOL=tol is not None, **_strip_options(strips, n),
+        )  # fmt: skip
         return Rounds(*outputs)
     from onebasin.operator.kernels.team import ROUNDS_VECTORS, team_rounds
 
@@ -96,10 +113,14 @@ def launch_gradient(
     n = plan.shape[-1]
     batch = plan.numel() // (n * n)
     result = torch.empty_like(plan)
-    if n <= LARGEST_SINGLE and team is None:
-        from onebasin.operator.kernels.single import single_gradient
+    strips = choose_strips(n, batch, _num_processors(plan.device)) if team is None else None
+    if strips is not None:
+        from onebasin.operator.kernels.strip import strip_gradient
 
-        single_gradient[(batch,)](plan, columns, grad, result, n, 1 / tau, max_steps, N=_pad(n), num_warps=_single_warps(n))
+        strip_gradient[(strips.size * strips.num_teams,)](
+            plan, columns, grad, result, *_mail(strips, n, plan.device), batch, n, 1 / tau, max_steps,
+            strips.size, strips.num_teams, **_strip_options(strips, n),
+        )  # fmt: skip
         return result
     from onebasin.operator.kernels.team import GRADIENT_VECTORS, team_gradient
 
@@ -116,8 +137,16 @@ def _pad(n: int) -> int:
     return max(16, 1 << (n - 1).bit_length())
 
 
-def _single_warps(n: int) -> int:
-    return {16: 1, 32: 1, 64: 4}.get(_pad(n), 16)
+def _mail(team: Team, n: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where members leave what they found: two halves of a vector each and one more; a program alone needs none."""
+    if team.size == 1:
+        nothing = torch.empty(0, dtype=torch.int32, device=device)
+        return nothing, nothing
+    return _team_memory(team, 2 * (_power(team.size) + 1), n, device)
+
+
+def _power(size: int) -> int:
+    return 1 << (size - 1).bit_length()
 
 
 def _team_memory(team: Team, num_vectors: int, n: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -126,7 +155,15 @@ def _team_memory(team: Team, num_vectors: int, n: int, device: torch.device) -> 
 
 
 def _team_options(team: Team, n: int) -> dict[str, Any]:
-    options: dict[str, Any] = {"N": _pad(n), "BLOCK": 32, "ROWS": team.rows, "num_warps": team.num_warps}
+    return {"N": _pad(n), "BLOCK": 32, "ROWS": team.rows, **_launch_options(team)}
+
+
+def _strip_options(team: Team, n: int) -> dict[str, Any]:
+    return {"N": _pad(n), "ROWS": team.rows, "TEAM": _power(team.size), **_launch_options(team)}
+
+
+def _launch_options(team: Team) -> dict[str, Any]:
+    options: dict[str, Any] = {"num_warps": team.num_warps}
     if team.size > 1:
         # The registers are bounded so that all programs fit on the device, and the launch fails if they do
         # not: a program that waits for one that never starts would wait for ever.

@@ -1,0 +1,62 @@
+"""The benchmarks of cost: their floors are what is computed, and a worker that fails loses no other row."""
+
+import math
+import sys
+
+import pytest
+from torch.utils.flop_counter import FlopCounterMode
+
+import onebasin as ob
+from benchmarks.growth import fit_exponent
+from benchmarks.measuring import run_sizes
+from benchmarks.steps import count_flops, make_batch, make_pair, our_step, training_step
+
+WIDTH = 128  # from here on the operator has no matrix products of its own, which the counter would count
+
+
+@pytest.mark.parametrize(("kind", "depth"), [("training", 2), ("L2", 2), ("L2", 4), ("Mid", 2), ("Rnd", 2)])
+def test_the_floor_counts_the_products_of_a_step(kind, depth):
+    batch = make_batch("cpu")
+    model, to = make_pair(WIDTH, depth, "cpu")
+    symmetry = ob.symmetry(to, batch[0][:1], verify=False)
+    step = training_step(WIDTH, "cpu") if kind == "training" else our_step(model, to, symmetry, kind)
+    with FlopCounterMode(display=False) as counter:
+        step(batch)
+    assert counter.get_total_flops() == pytest.approx(count_flops(WIDTH, kind, depth), rel=0.01)
+
+
+def test_exponents():
+    assert fit_exponent([(n, 3 * n**2.5) for n in (64, 128, 256, 512)]) == pytest.approx(2.5)
+    # the lower half, where something else dominates, does not count
+    assert fit_exponent([(n, max(n**2, 10**6)) for n in (64, 128, 2048, 4096)]) == pytest.approx(2.0)
+    assert fit_exponent([(64, 1.0)]) is None
+
+
+WORKER = """
+import json, sys, time
+sizes = [int(s) for s in sys.argv[sys.argv.index("--sizes") + 1:]]
+for size in sizes:
+    if size == 3:
+        raise MemoryError("out of memory")
+    if size == 5:
+        time.sleep(60)
+    print("noise that is not JSON")
+    print(json.dumps({"seconds": size * 2.0}), flush=True)
+"""
+
+
+def test_a_worker_that_fails_loses_no_other_row(tmp_path, monkeypatch):
+    (tmp_path / "some_worker.py").write_text(WORKER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = list(run_sizes(sys.executable, "some_worker", ["x"], [1, 2, 3, 4, 5, 6], limit=4))
+    assert [(r["size"], r.get("seconds")) for r in found] == [(1, 2.0), (2, 4.0), (3, None), (4, 8.0), (5, None)]
+    assert "MemoryError: out of memory" in found[2]["failed"]
+    assert found[4]["failed"] == "not done in 4 s"
+
+
+def test_the_floor_is_cubic_in_the_end():
+    widths = (2**k for k in range(6, 14))
+    slope = fit_exponent([(w, count_flops(w, "L2")) for w in widths])
+    assert slope is not None
+    assert 2.8 < slope < 3
+    assert math.isclose(count_flops(512, "Mid"), count_flops(512, "training") + count_flops(512, "L2"))
