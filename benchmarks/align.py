@@ -53,7 +53,7 @@ def measure(network: str, solvers: list[str], peer: str, pair: Path | None, opti
     paths = [str(ROOT), str(ROOT / "src"), *([peer] if is_folder else []), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable if is_folder else peer, "-m", "benchmarks.solvers", network, *solvers]
-    command += ["--device", options.device, "--limit", str(options.limit)]
+    command += ["--device", options.device, "--limit", str(options.limit), "--again", str(1 if options.quick else 20)]
     if options.threads:
         command += ["--threads", str(options.threads)]
         environment["OMP_NUM_THREADS"] = str(options.threads)

@@ -246,8 +246,8 @@ def _difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
     return worst
 
 
-# Drawing a number takes longer than the rest of the check, so a block of them is repeated. Its length is a prime: no two rows
-# of a tensor are equal, unless it has more rows than that.
+# Drawing a number takes longer than all else that is done with it, so a block of them is repeated. Its length is a prime:
+# no two rows of a tensor are equal, unless it has more rows than that.
 _NUM_DRAWN = 65537
 
 
