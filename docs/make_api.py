@@ -5,6 +5,7 @@ python -m docs.make_api
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import re
@@ -89,13 +90,13 @@ def _is_inherited(owner: type, member: str) -> bool:
 
 
 def _is_documented(value: Any) -> bool:
-    plain = inspect.isfunction(value) or isinstance(value, (property, classmethod, staticmethod))
+    plain = inspect.isfunction(value) or isinstance(value, (property, functools.cached_property, classmethod, staticmethod))
     return plain and bool(inspect.getdoc(value))
 
 
 def _member(name: str, value: Any) -> list[str]:
     function = getattr(value, "__func__", value)
-    signature = [] if isinstance(value, property) else ["", *_signature(name, function)]
+    signature = [] if isinstance(value, (property, functools.cached_property)) else ["", *_signature(name, function)]
     return ["", f"#### `{name}`", *signature, "", *_translate(function)]
 
 
