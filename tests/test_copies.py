@@ -70,11 +70,8 @@ def test_the_same_numbers_in_another_order_are_no_copy():
 def test_units_that_are_alike_may_change_places():
     model = mlp(0)
     with torch.no_grad():  # the first two units of the first layer are one and the same
-        model[0].weight[1], model[0].bias[1], model[2].weight[:, 1] = (
-            model[0].weight[0],
-            model[0].bias[0],
-            model[2].weight[:, 0],
-        )
+        model[0].weight[1], model[0].bias[1] = model[0].weight[0], model[0].bias[0]
+        model[2].weight[:, 1] = model[2].weight[:, 0]
     symmetry = ob.symmetry(model, torch.zeros(1, 5))
     source = symmetry.random(torch.Generator().manual_seed(0)).apply(model)
     found = find_copy(problem_of(model.state_dict(), source, symmetry))

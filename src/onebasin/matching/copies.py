@@ -15,7 +15,7 @@ from onebasin.layout import factors
 from onebasin.matching.problem import Problem
 from onebasin.matching.scores import blocks, find_tips, products, reduce_to
 from onebasin.permutation import Permutation
-from onebasin.structure import Group, Symmetry
+from onebasin.structure import Group
 
 _LEAST_SPREAD = 1e-5
 """Numbers that differ less between units, beside the largest of them, differ by rounding: they tell nothing."""
@@ -36,7 +36,7 @@ def find_copy(problem: Problem) -> Permutation | None:
         return None
     indices = dict(symmetry.identity().indices)
     for tree in trees(symmetry):
-        scores = {group.name: _compare(symmetry, group, prints[group.name]) for group in tree}
+        scores = {group.name: _compare(problem, group, prints[group.name]) for group in tree}
         found = harden(symmetry, scores, tree)
         indices.update({group.name: found[group.name] for group in tree})
     guess = Permutation(symmetry, indices)
@@ -74,13 +74,14 @@ def _take_fingerprints(problem: Problem) -> Fingerprints | None:
     return prints
 
 
-def _compare(symmetry: Symmetry, group: Group, prints: list[tuple[Tensor, Tensor]]) -> Tensor:
+def _compare(problem: Problem, group: Group, prints: list[tuple[Tensor, Tensor]]) -> Tensor:
     """Minus half the squared distances of all pairs of fingerprints, up to a constant a row, in the shape of a plan.
 
     A row that has its twin among the columns then has its largest score there, and the assignment need not be solved.
     """
-    if not prints:
-        return torch.zeros(plan_shape(symmetry, group))
+    symmetry = problem.symmetry
+    if not prints:  # a parent, which counts through its children
+        return torch.zeros(plan_shape(symmetry, group), device=problem.device)
     target, source = (torch.stack(numbers, -1) for numbers in zip(*prints, strict=True))
     units = list(range(target.dim() - 1))
     center = target.mean(units)
