@@ -53,7 +53,7 @@ def measure(network: str, solvers: list[str], peer: str, pair: Path | None, opti
     paths = [str(ROOT), str(ROOT / "src"), *([peer] if is_folder else []), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable if is_folder else peer, "-m", "benchmarks.solvers", network, *solvers]
-    command += ["--device", options.device, "--limit", str(options.limit)]
+    command += ["--device", options.device, "--limit", str(options.limit), "--again", str(1 if options.quick else 20)]
     if options.threads:
         command += ["--threads", str(options.threads)]
         environment["OMP_NUM_THREADS"] = str(options.threads)
@@ -90,9 +90,10 @@ def describe_commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
-def read_records(path: Path | None) -> list[Record]:
-    """What an earlier run has left."""
-    return json.loads(path.read_text())["records"] if path is not None and path.exists() else []
+def read_records(path: Path | None, retry: bool) -> list[Record]:
+    """What an earlier run has left; with `retry` only what did not fail."""
+    records = json.loads(path.read_text())["records"] if path is not None and path.exists() else []
+    return [record for record in records if not (retry and "failed" in record)]
 
 
 def write_records(path: Path, records: list[Record]) -> None:
@@ -115,6 +116,7 @@ def read_options() -> argparse.Namespace:
     )
     parser.add_argument("--threads", type=int, help="threads of each solver; by default PyTorch's choice")
     parser.add_argument("--limit", type=int, default=600, help="seconds for one solver on one network")
+    parser.add_argument("--retry", action="store_true", help="run again what failed")
     parser.add_argument("--out", type=Path, help="write the records to this JSON file, and go on from those in it")
     options = parser.parse_args()
     if options.quick:
@@ -128,7 +130,7 @@ def read_options() -> argparse.Namespace:
 def main() -> None:
     """Run every solver on every network, and print the tables."""
     options = read_options()
-    records = read_records(options.out)
+    records = read_records(options.out, options.retry)
     commit = describe_commit()
     known = {(r["task"], r["network"], r["solver"]) for r in records}
     with tempfile.TemporaryDirectory() as folder:

@@ -238,3 +238,34 @@ def test_cuda(method):
     options = {"data": DATA} if method == "activation-matching" else {}
     result = ob.align(twin, to=model.cuda(), symmetry=symmetry, method=method, **options)
     assert result.permutation == answer
+
+
+class _Whole(nn.Module):
+    """Tied weights, a frozen parameter, a buffer and a plain attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 8), nn.Linear(8, 8, bias=False)
+        self.again = nn.Linear(8, 8, bias=False)
+        self.again.weight = self.last.weight
+        self.first.bias.requires_grad_(False)
+        self.register_buffer("scale", torch.tensor(2.0))
+        self.note = {"kept": [1, 2]}
+
+    def forward(self, x):
+        return self.scale * self.again(self.last(torch.tanh(self.first(x))))
+
+
+def test_the_result_is_a_whole_copy_of_its_own():
+    torch.manual_seed(0)
+    target, model = _Whole(), _Whole()
+    before = copy.deepcopy(model.state_dict())
+    result = ob.align(model, to=target, example_inputs=X, method="weight-matching").model
+    assert result.again.weight is result.last.weight
+    assert [p.requires_grad for p in result.parameters()] == [p.requires_grad for p in model.parameters()]
+    assert result.note == model.note
+    assert result.note is not model.note
+    mine = {value.data_ptr() for value in (*model.state_dict().values(), *target.state_dict().values())}
+    assert mine.isdisjoint({value.data_ptr() for value in result.state_dict().values()})
+    torch.testing.assert_close(result(X), model(X))
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())

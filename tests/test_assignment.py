@@ -7,7 +7,7 @@ from hypothesis.extra import numpy as hnp
 from scipy.optimize import linear_sum_assignment
 
 from onebasin import assignment
-from onebasin.assignment import assign
+from onebasin.assignment import assign, assign_all
 
 INF = float("inf")
 
@@ -128,3 +128,25 @@ def test_indices_come_back_on_the_device():
     columns = assign(scores.cuda())
     assert columns.is_cuda
     assert torch.allclose(total(scores, columns.cpu()), total(scores, assign(scores)))
+
+
+def test_problems_of_several_shapes_are_solved_together():
+    generator = torch.Generator().manual_seed(0)
+    matrices = [torch.randn(*shape, generator=generator) for shape in ((3, 70, 70), (5, 5), (2, 2, 90, 90), (0, 4, 4))]
+    found = assign_all(matrices)
+    for scores, columns in zip(matrices, found, strict=True):
+        assert columns.shape == scores.shape[:-1]
+        for index in np.ndindex(scores.shape[:-2]):
+            assert total(scores[index], columns[index]).item() == pytest.approx(best_total(scores[index]), rel=1e-12)
+
+
+def test_threads_do_not_change_the_answer(monkeypatch):
+    scores = torch.randn(6, 80, 80, generator=torch.Generator().manual_seed(0))
+    answers = []
+    for num_threads in (1, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda num_threads=num_threads: num_threads)
+        answers.append(assign(scores))
+    assert torch.equal(*answers)
+    scores[4, 7, 9] = float("nan")
+    with pytest.raises(ValueError, match=r"NaN, the first at \(7, 9\) \(problem \(4,\)"):
+        assign(scores)

@@ -13,7 +13,6 @@ from onebasin.matching import Problem
 from onebasin.matching.copies import find_copy
 from onebasin.objectives import parameter_keys
 
-
 NAMES = [*list(CASES)[::5], "vision transformer", "lstm", "grouped conv", "tied embedding", "gpt"]
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from onebasin.hardening import harden, plan_shape, trees
+from onebasin.layout import factors
 from onebasin.matching.problem import Problem
 from onebasin.matching.scores import blocks, find_tips, products, reduce_to
 from onebasin.permutation import Permutation
@@ -19,7 +20,9 @@ from onebasin.structure import Group
 _LEAST_SPREAD = 1e-5
 """Numbers that differ less between units, beside the largest of them, differ by rounding: they tell nothing."""
 _SAME = 1e-4
-"""Norms of one tensor in another order differ less than this, relatively."""
+"""The same numbers in another order have norms that differ less than this, relatively."""
+_ENOUGH = 3
+"""Numbers that tell any two units apart: with one, of thousands of units some agree to as many digits as there are."""
 
 
 def find_copy(problem: Problem) -> Permutation | None:
@@ -42,23 +45,32 @@ def find_copy(problem: Problem) -> Permutation | None:
 
 
 Fingerprints = dict[str, list[tuple[Tensor, Tensor]]]
-"""For each group pairs of numbers, of target and source units, (*parents, n), in float64."""
+"""For each group pairs of numbers, of target and source units, (*parents, n), in float64, with a deviation of one."""
 
 
 def _take_fingerprints(problem: Problem) -> Fingerprints | None:
+    """None if a number shows that these are no copies."""
     symmetry = problem.symmetry
     prints: Fingerprints = {name: [] for name in symmetry.groups}
     for key in problem.keys:
+        wanting = {name: group for name, group in symmetry.groups.items() if len(prints[name]) < _ENOUGH}
+        if not any(f.name in wanting for term in symmetry.layouts[key] for f in factors(term)):
+            continue
         target, source = problem.target[key], problem.source[key]
-        norms = [float(torch.linalg.vector_norm(tensor)) for tensor in (target, source)]
-        if abs(norms[0] - norms[1]) > _SAME * norms[0]:
-            return None
         for labels, homes, *pair in blocks(list(symmetry.layouts[key]), target, source, symmetry.groups):
             for axis, chain in find_tips(symmetry.groups, labels, homes).items():
+                if labels[axis] not in wanting:
+                    continue
                 alone = len(chain) == pair[0].dim()  # nothing to reduce: a bias
                 for reduction in (torch.sum,) if alone else (torch.sum, torch.linalg.vector_norm):
-                    ours, theirs = (reduce_to(tensor, chain, reduction).double() for tensor in pair)
-                    prints[labels[axis] or ""].append((ours, theirs))
+                    numbers = [reduce_to(tensor, chain, reduction).double() for tensor in pair]
+                    norm, other, spread, largest = torch.stack(
+                        [*(n.square().sum().sqrt() for n in numbers), numbers[0].std(), numbers[0].abs().max()]
+                    ).tolist()
+                    if abs(norm - other) > _SAME * norm:
+                        return None
+                    if spread > _LEAST_SPREAD * largest:
+                        prints[labels[axis] or ""].append((numbers[0] / spread, numbers[1] / spread))
     return prints
 
 
@@ -71,11 +83,10 @@ def _compare(problem: Problem, group: Group, prints: list[tuple[Tensor, Tensor]]
     if not prints:  # a parent, which counts through its children
         return torch.zeros(plan_shape(symmetry, group), device=problem.device)
     target, source = (torch.stack(numbers, -1) for numbers in zip(*prints, strict=True))
-    units = tuple(range(target.dim() - 1))
-    center, spread = target.mean(units), target.std(units)
-    scale = torch.where(spread > _LEAST_SPREAD * target.abs().amax(units), 1 / spread, 0.0)
-    target, source = (target - center) * scale, (source - center) * scale
+    units = list(range(target.dim() - 1))
+    center = target.mean(units)
+    target, source = target - center, source - center
     norms = source.square().sum(-1, keepdim=True)
     target = torch.cat([target, torch.ones_like(norms)], -1)
     source = torch.cat([source, -norms / 2], -1)
-    return products(symmetry, target, source, list(units), [*group.parents, group.name, None])
+    return products(symmetry, target, source, units, [*group.parents, group.name, None])

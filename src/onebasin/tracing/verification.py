@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onebasin.lazy import make_lazy
+from onebasin.lazy import LazyState, make_lazy
 from onebasin.permutation import Permutation
 from onebasin.state import read_state
 from onebasin.structure import Symmetry
@@ -217,7 +218,7 @@ def _num_trials(symmetry: Symmetry, state: Mapping[str, Tensor]) -> int:
     """
     if min((group.size for group in symmetry.groups.values()), default=0) > 6:
         return 1
-    return 8 if sum(value.numel() for value in state.values()) < 10**6 else 2
+    return 8 if make_lazy(state).num_entries < 10**6 else 2
 
 
 def _jitter(state: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
@@ -248,25 +249,33 @@ def _difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
     return worst
 
 
-def _randomise(symmetry: Symmetry, state: Mapping[str, Tensor], buffers: set[str], scale: float) -> dict[str, Tensor]:
-    """Weights at a scale that neither vanishes nor explodes with depth; buffers perturbed, variances kept positive."""
-    generator = torch.Generator().manual_seed(0)
+# Drawing a number takes longer than all else that is done with it, so a block of them is repeated. Its length is a prime:
+# no two rows of a tensor are equal, unless it has more rows than that.
+_NUM_DRAWN = 65537
 
-    def uniform(value: Tensor) -> Tensor:  # in float32: half the memory, and as random
-        return torch.rand(value.shape, generator=generator).to(value.device)
 
+def _randomise(symmetry: Symmetry, state: Mapping[str, Tensor], buffers: set[str], scale: float) -> LazyState:
+    """Weights at a scale that neither vanishes nor explodes with depth; buffers perturbed, variances kept positive.
+
+    They are made where they are read, in float32: a second model is never held.
+    """
+    drawn = torch.rand(2 * _NUM_DRAWN, generator=torch.Generator().manual_seed(0))
     alias = {key: keys[0] for keys in symmetry.ties for key in keys}
-    result: dict[str, Tensor] = {}
-    for key, value in state.items():
-        first = alias.get(key, key)
-        if first in result:
-            result[key] = result[first]
-        elif not value.is_floating_point() or key in symmetry.unreached:
-            result[key] = value
-        elif key in buffers:
-            result[key] = value.float() * (0.5 + uniform(value)) + 0.1 * uniform(value)
-        elif value.dim() < 2:
-            result[key] = 0.5 + uniform(value)
-        else:
-            result[key] = uniform(value).sub_(0.5).mul_(scale / value[0].numel() ** 0.5)
-    return result
+    starts = dict(zip(state, itertools.accumulate(value.numel() for value in state.values()), strict=True))
+
+    def uniform(value: Tensor, start: int) -> Tensor:
+        block = drawn[start % _NUM_DRAWN :][:_NUM_DRAWN].to(value.device)
+        return block.repeat(-(-value.numel() // _NUM_DRAWN))[: value.numel()].reshape(value.shape)
+
+    def read(key: str) -> Tensor:
+        key = alias.get(key, key)
+        value, start = state[key], starts[key]
+        if not value.is_floating_point() or key in symmetry.unreached:
+            return value
+        if key in buffers:
+            return value.float() * (0.5 + uniform(value, start)) + 0.1 * uniform(value, start + _NUM_DRAWN // 2)
+        if value.dim() < 2:
+            return 0.5 + uniform(value, start)
+        return uniform(value, start).sub_(0.5).mul_(scale / value[0].numel() ** 0.5)
+
+    return LazyState({key: value.to("meta") for key, value in state.items()}, read)

@@ -1,0 +1,80 @@
+"""The benchmark of alignment: its reference solver, its jobs, its tables."""
+
+import argparse
+import copy
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import onebasin as ob
+from benchmarks.align import list_jobs
+from benchmarks.align_tables import print_tables
+from benchmarks.plain_matching import match_plainly
+from benchmarks.solvers import COPY_SOLVERS, PAIR_SOLVERS, Task, judge, run
+
+
+def make_copy():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(2, 8, 3), nn.ReLU(), nn.Conv2d(8, 9, 3), nn.Flatten(), nn.Linear(9 * 4, 3)]
+    model, inputs = nn.Sequential(*layers), torch.randn(1, 2, 6, 6)
+    symmetry = ob.symmetry(model, inputs)
+    twin = copy.deepcopy(model)
+    planted = symmetry.random(torch.Generator().manual_seed(1))
+    twin.load_state_dict(planted.apply(model))
+    return Task(twin, model, inputs), symmetry, planted
+
+
+def test_plain_matching_finds_a_copy_and_sweeps_to_the_same_rest():
+    task, symmetry, planted = make_copy()
+    states = [dict(model.state_dict()) for model in (task.to, task.model)]
+    assert match_plainly(*states, symmetry) == planted.inverse()
+    other = {key: torch.randn_like(value) for key, value in states[1].items()}
+    found = match_plainly(states[0], other, symmetry)
+
+    def inner(permutation):
+        return sum(float((value * states[0][key]).sum()) for key, value in permutation.apply(other).items())
+
+    rest = ob.align(other, to=states[0], symmetry=symmetry, method="weight-matching", init=found)
+    assert inner(rest.permutation) == pytest.approx(inner(found), rel=1e-6)  # no sweep of ours gets any further
+
+
+@pytest.mark.parametrize("solver", [name for name in COPY_SOLVERS if name.startswith(("ours", "plain"))])
+def test_solvers_find_a_copy_and_say_what_it_cost(solver):
+    task, _, _ = make_copy()
+    record, answer = run(task, COPY_SOLVERS[solver], "cpu")
+    assert judge(task, answer.state) == {"exact": True}
+    assert record["seconds"] >= record["tracing"] + record["solving"] > 0
+
+
+def test_every_solver_has_its_process_unless_they_share_one():
+    options = argparse.Namespace(networks=["mlp"], pairs=["P"], solvers=None, authors="there", rebasin=None, shared=False)
+    jobs = list(list_jobs(options, known={("copy", "mlp", "ours, Sinkhorn")}))
+    assert all(len(solvers) == 1 for _, _, solvers, _ in jobs)
+    copies = [solvers[0] for task, _, solvers, _ in jobs if task == "copy"]
+    assert sorted(copies) == sorted(set(COPY_SOLVERS) - {"ours, Sinkhorn", "rebasin"})
+    options.shared = True
+    shared = list(list_jobs(options, known=set()))
+    assert [(task, peer) for task, _, _, peer in shared] == [
+        ("copy", sys.executable), ("copy", "there"), ("pair", sys.executable), ("pair", "there"),
+    ]  # fmt: skip
+    assert sum(len(solvers) for _, _, solvers, _ in shared) == len(COPY_SOLVERS) + len(PAIR_SOLVERS) - 2
+
+
+def test_ratios_are_to_the_same_kind_of_method(capsys):
+    base = {"task": "copy", "network": "mlp", "tracing": 0.5, "assigning": None, "bytes": 2**20, "exact": True}
+    print_tables([
+        {**base, "solver": "ours, Sinkhorn", "seconds": 1.0, "cpu_seconds": 1.0, "solving": 0.5, "steps": 1},
+        {**base, "solver": "ours, descent alone", "seconds": 2.5, "cpu_seconds": 2.5, "solving": 2.0, "steps": 4},
+        {**base, "solver": "authors", "seconds": 12.0, "cpu_seconds": 24.0, "solving": 10.0, "steps": 5, "exact": False},
+        {**base, "solver": "rebasin", "failed": "no | luck"},
+    ])  # fmt: skip
+    rows = {
+        line.split(" | ")[1]: [c.strip() for c in line.strip("| ").split("|")]
+        for line in capsys.readouterr().out.splitlines()
+        if " | " in line
+    }
+    assert rows["authors"][-4:] == ["12.0", "24.0", "4.0", "1.0"]
+    assert rows["authors"][-5] == "no"
+    assert rows["rebasin"][2] == "no / luck"
