@@ -1,12 +1,16 @@
-"""How the CUDA kernels do with other teams than `choose_team` gives: for choosing its numbers on a new GPU.
+"""How the CUDA kernels do with other teams than `choose_team` and `choose_strips` give: for choosing on a new GPU.
 
-python -m benchmarks.sinkhorn_teams
+python -m benchmarks.sinkhorn_teams [--strips]
 """
 
+import math
 import statistics
+import sys
+from unittest.mock import patch
 
 import torch
 
+from onebasin.operator import launching
 from onebasin.operator.launching import Team, _num_processors, choose_team, launch_gradient, launch_rounds
 
 CASES = [
@@ -38,7 +42,28 @@ def device_ms(call, repeats: int = 20) -> float:
     return statistics.median(times)
 
 
+def compare_strips() -> None:
+    """Strips of other heights, for the sizes that are kept in registers."""
+    for batch, n in ((1, 128), (2, 128), (2, 200), (1, 256), (2, 256), (1, 512), (2, 512)):
+        logits, grad = torch.randn(2, batch, n, n, device="cuda")
+        print(f"n = {n}, batch {batch}, chosen {launching.choose_strips(n, batch, 132)}")
+        for rows in (8, 16, 32, 64, 128):
+            for num_warps in (4, 8, 16):
+                strips = Team(math.ceil(n / rows), batch, rows, num_warps)
+                with patch.object(launching, "choose_strips", lambda *_, strips=strips: strips):
+                    try:
+                        plan, columns, _ = launch_rounds(logits, 1.0, 20, None)
+                        forward = device_ms(lambda: launch_rounds(logits, 1.0, 20, None))  # noqa: B023
+                        back = device_ms(lambda: launch_gradient(plan, columns, grad, 1.0, max_steps=10))  # noqa: B023
+                        print(f"  rows {rows:3} warps {num_warps:2} rounds {forward:7.3f} ms   gradient {back:7.3f} ms")
+                    except Exception as error:  # more programs than fit, or more registers than there are
+                        print(f"  rows {rows:3} warps {num_warps:2} {str(error).splitlines()[0][:80]}")
+
+
 def main() -> None:
+    if "--strips" in sys.argv:
+        compare_strips()
+        return
     num_processors = _num_processors(torch.device("cuda", torch.cuda.current_device()))
     for batch, n in CASES:
         logits, grad = torch.randn(2, batch, n, n, device="cuda")
