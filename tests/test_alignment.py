@@ -269,3 +269,23 @@ def test_the_result_is_a_whole_copy_of_its_own():
     assert mine.isdisjoint({value.data_ptr() for value in result.state_dict().values()})
     torch.testing.assert_close(result(X), model(X))
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param("cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]),
+    ],
+)
+def test_the_global_generators_are_left_as_they_were(device):
+    """Random points are drawn from them, seeded: the same each time, and nothing of it is seen outside."""
+    torch.manual_seed(0)
+    a, b = (nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).to(device) for _ in range(2))
+    data = [(X.to(device), Y.to(device))]
+    expected = torch.rand(3, device=device, generator=torch.Generator(device).manual_seed(5))
+    torch.manual_seed(5)
+    options = {"example_inputs": X[:1].to(device), "objective": ob.RandomPoint(nn.functional.cross_entropy), "data": data}
+    first, second = (ob.align(b, to=a, steps=8, seed=3, **options) for _ in range(2))
+    assert [entry["soft"] for entry in first.history] == [entry["soft"] for entry in second.history]
+    assert torch.equal(torch.rand(3, device=device), expected)

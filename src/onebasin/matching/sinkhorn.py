@@ -60,7 +60,8 @@ def match_by_sinkhorn(
         first_look: without data, first pair units by what no permutation of their neighbours changes, and end there if that
             costs nothing, as it does for a copy. There is no descent then, and no logits.
         logits: go on from these (the ``state_dict()`` of a `RebasinNet` of the same problem).
-        solver_steps: the most steps of the implicit gradient's solver. Ten found the same permutations as a full solution.
+        solver_steps: the most steps of the implicit gradient's solver. With ten, 17 of 18 pairs ended at the very
+            permutation that a full solution finds (`benchmarks.accuracy`).
         capture: on CUDA, record a step as a graph and replay it. By default done with the objectives of this package at a
             fixed tau in float32; an objective of your own must do the same at every call and never wait for the device.
     """
