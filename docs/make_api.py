@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, is_typeddict
 
 PAGE = Path(__file__).parent / "api.md"
+_PROPERTIES = (property, functools.cached_property)
 SECTIONS: dict[str, dict[str, list[str]]] = {
     "Symmetry and permutation": {"onebasin": ["symmetry", "Symmetry", "Group", "Permutation"]},
     "Alignment": {
