@@ -271,13 +271,10 @@ def test_the_result_is_a_whole_copy_of_its_own():
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    "device",
-    [
-        "cpu",
-        pytest.param("cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]),
-    ],
-)
+ON_CUDA = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_CUDA)])
 def test_the_global_generators_are_left_as_they_were(device):
     """Random points are drawn from them, seeded: the same each time, and nothing of it is seen outside."""
     torch.manual_seed(0)
