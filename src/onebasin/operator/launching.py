@@ -68,13 +68,10 @@ def choose_strips(n: int, batch: int, num_processors: int) -> Team | None:
         return Team(1, batch, _pad(n), {16: 1, 32: 1, 64: 4}.get(_pad(n), 16))
     if n > LARGEST_STRIP:
         return None
-    num_warps = 8 if _pad(n) <= 256 else 16
+    rows, num_warps = 32, 8 if _pad(n) <= 256 else 16
+    size = math.ceil(n / rows)
     programs = num_processors * (2 if num_warps <= 8 else 1)
-    for rows in (16, 32):  # a thin strip is soon done with; fewer members have less to tell each other
-        size = math.ceil(n / rows)
-        if size * batch <= programs:
-            return Team(size, batch, rows, num_warps)
-    return None
+    return Team(size, batch, rows, num_warps) if size * batch <= programs else None
 
 
 def launch_rounds(logits: Tensor, tau: float, num_iters: int, tol: float | None, team: Team | None = None) -> Rounds:

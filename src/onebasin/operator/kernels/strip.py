@@ -93,7 +93,7 @@ def strip_rounds(
         limit = num_iters
         while done < limit:
             exponentials, sums, top = _row_exponentials(x, g, below, scale)
-            share = tl.sum(exponentials * (1.0 / sums)[:, None], 0)
+            share = tl.sum(exponentials / sums[:, None], 0)
             reached = tl.sum(collect(share, 0.0, mail, counter, member, team, turn, N, TEAM), 0)
             turn += 1
             done += 1
@@ -109,7 +109,7 @@ def strip_rounds(
                 else:
                     g = tl.where(within, g - tl.log2(reached) * unscale, 0.0)
         exponentials, sums, top = _row_exponentials(x, g, below, scale)
-        tl.store(plan + offset + places, exponentials * (1.0 / sums)[:, None], mask=inside)
+        tl.store(plan + offset + places, exponentials / sums[:, None], mask=inside)
         tl.store(columns + tl.cast(problem, tl.int64) * n + column, reached, mask=within & (member == 0))
         tl.store(rounds + problem, tl.cast(done, tl.int64), mask=member == 0)
 
