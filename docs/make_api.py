@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, is_typeddict
 
 PAGE = Path(__file__).parent / "api.md"
+_PROPERTIES = (property, functools.cached_property)
 SECTIONS: dict[str, dict[str, list[str]]] = {
     "Symmetry and permutation": {"onebasin": ["symmetry", "Symmetry", "Group", "Permutation"]},
     "Alignment": {
@@ -89,14 +90,17 @@ def _is_inherited(owner: type, member: str) -> bool:
     return any(hasattr(base, member) for base in owner.__mro__[1:] if base.__module__.startswith("onebasin"))
 
 
+_PROPERTIES = (property, functools.cached_property)
+
+
 def _is_documented(value: Any) -> bool:
-    plain = inspect.isfunction(value) or isinstance(value, (property, functools.cached_property, classmethod, staticmethod))
+    plain = inspect.isfunction(value) or isinstance(value, (*_PROPERTIES, classmethod, staticmethod))
     return plain and bool(inspect.getdoc(value))
 
 
 def _member(name: str, value: Any) -> list[str]:
     function = getattr(value, "__func__", value)
-    signature = [] if isinstance(value, (property, functools.cached_property)) else ["", *_signature(name, function)]
+    signature = [] if isinstance(value, _PROPERTIES) else ["", *_signature(name, function)]
     return ["", f"#### `{name}`", *signature, "", *_translate(function)]
 
 

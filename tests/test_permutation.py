@@ -83,17 +83,23 @@ def test_soft_with_permutation_matrices_is_hard(drawn):
 
 
 def test_tensors_mixed_together_are_those_mixed_alone():
-    """Any plans, not permutations only; vectors of one group, of two, and in another type; one that stays."""
+    """Any plans, not permutations only; vectors of one group, of two, and in another type; a batch of tensors of one shape
+    that move by other groups or along other axes; one that stays."""
     torch.manual_seed(0)
     axes = {"w": "a b", "conv": "b a 3", "one": "a", "two": "a", "three": "b", "stays": "i"}
+    axes |= {"v": "c b", "rows": "c j", "kernel": "b c 3"}
     shapes = {"w": (5, 4), "conv": (4, 5, 3), "one": (5,), "two": (5,), "three": (4,), "stays": (7,)}
+    shapes |= {"v": (5, 4), "rows": (5, 4), "kernel": (4, 5, 3)}
     state = {key: torch.randn(shape, dtype=torch.float64) for key, shape in shapes.items()}
     state["two"] = state["two"].float()
-    symmetry = ob.Symmetry.from_axes(axes, ["a", "b"], state)
-    plans = {"a": torch.rand(5, 5, dtype=torch.float64), "b": torch.rand(4, 4, dtype=torch.float64)}
+    symmetry = ob.Symmetry.from_axes(axes, ["a", "b", "c"], state)
+    plans = {name: torch.rand(size, size, dtype=torch.float64) for name, size in (("a", 5), ("b", 4), ("c", 5))}
     found = mix_all(state, symmetry.layouts, plans, symmetry.parents)
-    a, b = plans["a"], plans["b"]
+    a, b, c = plans["a"], plans["b"], plans["c"]
     torch.testing.assert_close(found["w"], a @ state["w"] @ b.T)
+    torch.testing.assert_close(found["v"], c @ state["v"] @ b.T)
+    torch.testing.assert_close(found["rows"], c @ state["rows"])
+    torch.testing.assert_close(found["kernel"], torch.einsum("Bb,bck,Cc->BCk", b, state["kernel"], c))
     torch.testing.assert_close(found["conv"], torch.einsum("Bb,bak,Aa->BAk", b, state["conv"], a))
     torch.testing.assert_close(found["one"], a @ state["one"])
     torch.testing.assert_close(found["two"], (a @ state["two"].double()).float())

@@ -13,7 +13,8 @@ from onebasin.layout import Factor, Layout, Product, Term, names
 
 _TILE_BYTES = 1 << 19  # a tile should stay in the cache between its two gathers
 _THREAD_BYTES = 1 << 21  # a thread takes as long to start as this much takes to move
-_BATCH_NUMEL = 1 << 18  # larger tensors keep a GPU busy by themselves, and stacking copies them
+# Larger tensors are worth a product of their own, and stacking copies them.
+_BATCH_NUMEL = {"cuda": 1 << 18, "cpu": 1 << 12}
 _SHORT_RUN_BYTES = 16  # below, tiles are faster than one gather over a flattened view
 
 
@@ -107,7 +108,7 @@ def mix_all(
         plain = all(_moves_plainly(layouts[key][axis], plans) for axis in axes)
         if plain and axes and tensor.dim() == 1:
             vectors.setdefault(_group(layouts[key], 0), []).append(key)
-        elif plain and axes and tensor.numel() <= _BATCH_NUMEL:
+        elif plain and axes and tensor.numel() <= _BATCH_NUMEL.get(tensor.device.type, 0):
             alike.setdefault((tensor.shape, tensor.dtype, *axes), []).append(key)
         elif axes:
             result[key] = mix(tensor, layouts[key], plans, parents)

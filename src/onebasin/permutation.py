@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from typing import Any, overload
@@ -32,16 +33,27 @@ class Permutation:
             index = indices[name]
             if tuple(index.shape) != shape:
                 raise ValueError(f"the index of {name!r} has shape {tuple(index.shape)}, expected {shape}")
-            if not torch.equal(index.sort(dim=-1).values, torch.arange(group.size, device=index.device).expand(shape)):
+            identity = torch.arange(group.size, device=index.device).expand(shape)
+            if not torch.equal(index, identity) and not torch.equal(index.sort(dim=-1).values, identity):
                 raise ValueError(f"the index of {name!r} is not a permutation of 0 ... {group.size - 1}")
         for name in indices:
             if name not in symmetry.groups:
                 raise ValueError(f"the symmetry has no group {name!r}")
         self.symmetry = symmetry
         self.indices = {name: indices[name].detach().cpu().long() for name in symmetry.groups}
-        # A tensor whose groups all stay is not copied, and one of which a single axis moves is moved in whole rows.
-        self._moving = {name: index for name, index in self.indices.items() if not torch.equal(index, _identity_like(index))}
         self._cache: Cache = {}
+
+    @classmethod
+    def _trusted(cls, symmetry: Symmetry, indices: dict[str, Tensor]) -> Permutation:
+        """One that was made of permutations, and needs no check: weight matching composes at every group it decides."""
+        made = object.__new__(cls)
+        made.symmetry, made.indices, made._cache = symmetry, indices, {}
+        return made
+
+    @functools.cached_property
+    def _moving(self) -> dict[str, Tensor]:
+        """A tensor whose groups all stay is not copied, and one of which a single axis moves is moved in whole rows."""
+        return {name: index for name, index in self.indices.items() if not torch.equal(index, _identity_like(index))}
 
     def __getitem__(self, group: str) -> Tensor:
         return self.indices[group]
@@ -86,11 +98,12 @@ class Permutation:
     def __matmul__(self, other: Permutation) -> Permutation:
         """``(a @ b).apply(m) == a.apply(b.apply(m))``."""
         self._check_same_groups(other)
-        indices = {}
+        indices = {name: other[name] for name in self.symmetry.groups}
         for name, group in self.symmetry.groups.items():
-            outer = tuple(s.unsqueeze(-1) for s in self._parent_sources(group))
-            indices[name] = other[name][(*outer, self[name])]
-        return Permutation(self.symmetry, indices)
+            if not self._moving.keys().isdisjoint((name, *group.parents)):
+                outer = tuple(s.unsqueeze(-1) for s in self._parent_sources(group))
+                indices[name] = other[name][(*outer, self[name])]
+        return Permutation._trusted(self.symmetry, indices)
 
     def inverse(self) -> Permutation:
         """The permutation that undoes this one."""

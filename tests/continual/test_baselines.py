@@ -107,6 +107,12 @@ def test_batches_before_squaring_make_the_fisher_information_smaller():
     assert totals[1] < totals[0]
 
 
+@pytest.mark.parametrize("option", ["num_fisher", "fisher_batch"])
+def test_a_fisher_information_of_nothing_is_refused(option):
+    with pytest.raises(ValueError, match=f"{option} must be at least 1"):
+        continual.EWC(make_mlp(), **{option: 0})
+
+
 # ------------------------------------------------------------------------------------------------------------------ LwF
 
 
@@ -128,6 +134,13 @@ def test_distillation_is_the_cross_entropy_to_the_old_answers_in_each_old_head()
             old = (before[:, classes] / 1.5).softmax(1)
             expected += 0.7 * functional.cross_entropy(output[:, classes] / 1.5, old)
         torch.testing.assert_close(strategy.cost(), expected)
+
+
+def test_distillation_at_a_low_temperature_is_a_number():
+    strategy = continual.LwF(make_mlp(), temperature=0.05, **TRAINING)
+    strategy.fit(make_task(0, (0, 1), heads=True))
+    strategy.begin(strategy._admit(make_task(1, (2, 3), heads=True)), 1)
+    assert bool(strategy.cost().isfinite())
 
 
 def test_tasks_that_share_a_head_count_as_one():

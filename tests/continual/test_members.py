@@ -75,6 +75,14 @@ def test_rebasin_trains_each_member_as_if_alone(options, monkeypatch):
     assert together.history[0]["moved"] == pytest.approx(sum(moved) / len(moved))
 
 
+def test_a_matrix_of_several_members_is_refused():
+    task = make_task(0)
+    strategy = continual.Finetune(StackedMLP(make_networks()), members=len(SEEDS), **WHOLE)
+    with pytest.raises(ValueError, match="learn_stream"):
+        continual.run_stream(strategy, continual.Stream([task], [task]))
+    assert strategy.num_tasks == 0
+
+
 def test_rebasin_permutes_each_member_by_itself():
     """alpha 0 and no residual: a permutation of its own for each member, and no output changes."""
     stacked = StackedMLP(make_networks())

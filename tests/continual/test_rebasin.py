@@ -144,6 +144,14 @@ def test_refusals(mlp, symmetry):
         RebasinStrategy(make_mlp(width=9), symmetry)
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("mass", 1.5), ("tau", 0.0), ("num_iters", 0), ("solver_steps", 0), ("clip", 0.0)]
+)
+def test_what_the_second_task_could_not_do_is_refused_before_the_first(mlp, symmetry, option, value):
+    with pytest.raises(ValueError, match=f"{option} must"):
+        RebasinStrategy(mlp, symmetry, **{option: value})
+
+
 def test_with_recall_and_nothing_permuted_it_is_dark_experience_replay(mlp, symmetry, monkeypatch):
     """(new + old) / 2 + recall kept, with twice the step: new + old + 2 recall kept."""
     monkeypatch.setattr(torch, "randn", lambda *shape, generator=None, **options: torch.zeros(*shape, **options))

@@ -6,6 +6,7 @@ import io
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import onebasin as ob
 from onebasin import continual
@@ -32,6 +33,7 @@ STRATEGIES = {
     "rebasin": lambda model, **options: make_rebasin(model, noise=0.1, **options),
     "rebasin, delta alone": lambda model, **options: make_rebasin(model, groups=(), **options),
     "rebasin with recall": lambda model, **options: make_rebasin(model, noise=0.1, recall=0.5, **options),
+    "rebasin, settled": lambda model, **options: make_rebasin(model, noise=0.1, recall=0.5, settle=0.5, **options),
 }
 every_strategy = pytest.mark.parametrize("make", STRATEGIES.values(), ids=STRATEGIES)
 
@@ -72,6 +74,69 @@ def test_a_run_goes_on_from_a_checkpoint_as_if_nothing_had_happened(make):
     second.fit(tasks[2])
     assert_same(through.model, second.model)
     assert second.heads == through.heads
+    assert len(second.memory) == len(through.memory)
+    if len(through.memory):  # the resumed one chooses the same examples of the last task
+        assert torch.equal(second.memory.samples.inputs, through.memory.samples.inputs)
+        assert (second._answers is None) == (through._answers is None)
+        assert second._answers is None or torch.equal(second._answers, through._answers)
+
+
+@every_strategy
+def test_a_state_stays_as_it_was_when_the_strategy_goes_on(make):
+    strategy = make(make_mlp(), **TRAINING)
+    strategy.fit(make_task(0))
+    state = strategy.state_dict()
+    before = copy.deepcopy(state)
+    strategy.fit(make_task(1))
+    for now, then in zip(tree_leaves(state), tree_leaves(before), strict=True):
+        assert torch.equal(now, then) if isinstance(now, torch.Tensor) else now == then
+
+
+def test_there_is_no_state_within_a_task():
+    strategy = continual.Replay(make_mlp(), batch_size=1, epochs=2)
+    before = strategy.state_dict()
+    portions = strategy.learn(make_task(0))
+    next(portions)
+    with pytest.raises(ValueError, match="between two tasks"):
+        strategy.state_dict()
+    strategy.load_state_dict(before)  # as after a task that was broken off
+    assert strategy.num_tasks == 0
+    strategy.fit(make_task(0))
+    strategy.state_dict()
+
+
+def test_a_state_with_answers_needs_a_strategy_that_keeps_them():
+    plain, keeping = make_rebasin(make_mlp(), **TRAINING), make_rebasin(make_mlp(), recall=0.5, **TRAINING)
+    keeping.load_state_dict(plain.state_dict())  # nothing is kept yet
+    for strategy in (plain, keeping):
+        strategy.fit(make_task(0))
+    with pytest.raises(ValueError, match="with kept answers"):
+        keeping.load_state_dict(plain.state_dict())
+    with pytest.raises(ValueError, match="without kept answers"):
+        plain.load_state_dict(keeping.state_dict())
+
+
+@pytest.mark.parametrize("settle", [0.0, 0.3])
+def test_portions_count_the_steps_of_a_task(settle):
+    strategy = make_rebasin(make_mlp(), settle=settle, batch_size=1, epochs=3)
+    strategy.fit(make_task(0))
+    counts = list(strategy.learn(make_task(1)))
+    assert counts == sorted(set(counts))
+    assert counts[-1] == 240
+
+
+def test_with_the_permutation_and_without_it_the_batches_are_the_same():
+    orders = []
+    for groups in (None, ()):
+        strategy = make_rebasin(make_mlp(), groups=groups, noise=0.1, **TRAINING)
+        drawn = []
+        for seed in range(3):
+            for _ in strategy.learn(make_task(seed)):
+                feeds = [strategy.feed] if strategy.replay is None else [strategy.feed, strategy.replay]
+                drawn += [feed._order.clone() for feed in feeds]
+        orders.append(drawn)
+    assert len(orders[0]) > 3
+    assert all(torch.equal(a, b) for a, b in zip(*orders, strict=True))
 
 
 @every_strategy
@@ -191,6 +256,10 @@ def test_refusals(mlp):
         strategy.fit(Task(torch.rand(4, 6), torch.tensor([0, 1, 8, 9]), (0, 1, 8, 9)))
     with pytest.raises(ValueError, match="not among its classes"):
         strategy.fit(Task(torch.rand(4, 6), torch.tensor([0, 1, 2, 3]), (0, 1)))
+    with pytest.raises(ValueError, match="labels from 0 to 4, the model has 4 outputs"):
+        strategy.fit(Task(torch.rand(4, 6), torch.tensor([0, 1, 2, 4])))
+    with pytest.raises(ValueError, match="labels from -1 to 2"):
+        strategy.fit(Task(torch.rand(4, 6), torch.tensor([0, 1, 2, -1])))
     assert strategy.num_tasks == 0
     with pytest.raises(ValueError, match="expected the state of a Finetune"):
         strategy.load_state_dict(continual.Replay(mlp).state_dict())

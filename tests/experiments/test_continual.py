@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from experiments import continual, continual_tables
-from experiments.continual_settings import ABLATIONS, SEEDS, TUNING, list_trials
+from experiments.continual_settings import ABLATIONS, TUNING, list_trials
 from onebasin.continual import AccuracyMatrix, RebasinStrategy, rotated
 
 TRIAL = {"benchmark": "mnist", "layers": 1, "strategy": "rebasin"}
@@ -42,8 +42,9 @@ def test_settings_are_the_papers():
 
 
 def test_no_seed_is_both_tuned_and_tested_on():
-    for benchmark, (seeds, _) in TUNING.items():
-        assert not set(seeds) & set(SEEDS[benchmark])
+    for trial in list_trials(quick=False):
+        assert not set(TUNING[trial["benchmark"]][0]) & set(trial["seeds"])
+    assert {seed for trial in list_trials(quick=False) for seed in trial["seeds"]} == set(range(20))
 
 
 def test_scores_and_comparison():

@@ -18,11 +18,13 @@ def run_stream(
     """Learn the tasks of a stream one after the other; after each, examine all tasks so far.
 
     Args:
-        strategy: a new one, or one that has learnt the first tasks of this stream.
+        strategy: a new one, or one that has learnt the first tasks of this stream; of one network, not of several members.
         stream: what to learn and what to be examined on.
         after: called after each task with the matrix so far: to look at it, or to save it and the strategy.
         start: the matrix of the tasks that the strategy has learnt before.
     """
+    if strategy.members > 1:
+        raise ValueError(f"the strategy trains {strategy.members} networks, each with a matrix of its own: use learn_stream")
     rows = [] if start is None else [list(row) for row in start.rows]
     if len(rows) != strategy.num_tasks:
         raise ValueError(

@@ -39,6 +39,9 @@ class EWC(Strategy):
         **training: Unpack[Training],
     ):
         super().__init__(model, loss, **training)
+        for name, value in (("num_fisher", num_fisher), ("fisher_batch", fisher_batch)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
         self.strength, self.num_fisher, self.fisher_batch = strength, num_fisher, fisher_batch
         self._fisher: list[Tensor] = []
         self._anchor: list[Tensor] = []
@@ -83,7 +86,8 @@ class EWC(Strategy):
 
     def state_dict(self) -> dict[str, Any]:
         """With the springs."""
-        return {**super().state_dict(), "fisher": list(self._fisher), "anchor": list(self._anchor)}
+        springs = {"fisher": self._fisher, "anchor": self._anchor}
+        return {**super().state_dict(), **{name: [value.clone() for value in values] for name, values in springs.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take them over."""

@@ -64,8 +64,8 @@ class LwF(Strategy):
     def _soften(self, output: Tensor) -> Tensor:
         """Log-probabilities at a temperature in every earlier head: (heads, batch, classes)."""
         heads = self._old_heads.unsqueeze(1)
-        answers = self.restrict(output.expand(len(heads), -1, -1), heads)
-        return functional.log_softmax(answers / self.temperature, dim=-1)
+        softened = (output / self.temperature).expand(len(heads), -1, -1)
+        return functional.log_softmax(self.restrict(softened, heads), dim=-1)
 
     def finish(self, samples: Samples) -> None:
         """The teacher is not needed any more."""

@@ -14,6 +14,7 @@ from onebasin.continual.replay import check_weighting
 from onebasin.continual.samples import Feed, Samples
 from onebasin.continual.strategy import Loss, MakeOptimizer, Strategy, Training, Weighting, adam, sgd
 from onebasin.network import RebasinNet
+from onebasin.operator import sinkhorn
 from onebasin.permutation import Permutation
 from onebasin.structure import Symmetry
 
@@ -93,6 +94,12 @@ class RebasinStrategy(Strategy):
             raise ValueError(f"settle must be a share of the steps, below 1, and needs a residual; got {settle}")
         if recall < 0:
             raise ValueError(f"recall must not be negative, got {recall}")
+        if clip is not None and clip <= 0:
+            raise ValueError(f"clip must be positive, or None for no bound; got {clip}")
+        if mass is not None and not 0 < mass < 1:
+            raise ValueError(f"mass must lie between 0 and 1, got {mass}")
+        # What the operator refuses, it should not refuse after the first task.
+        sinkhorn(torch.zeros(1, 1), tau, num_iters, solver_steps=solver_steps)
         check_weighting(weighting)
         self.symmetry = symmetry.bind(model).restrict(groups)
         if not self.symmetry.groups and not residual:

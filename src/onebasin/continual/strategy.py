@@ -166,10 +166,12 @@ class Strategy:
     def learn(self, task: Task) -> Iterator[int]:
         """`fit` in portions: yields the number of steps done, so that several strategies can take turns on a device."""
         samples = self._admit(task)
-        num_steps = self.count_steps(len(samples))
+        num_steps, done = self.count_steps(len(samples)), 0
         for step, count in self.phases(samples, num_steps):
             self.model.train()
-            yield from run_steps(step, count, self.capture)
+            for number in run_steps(step, count, self.capture):
+                yield done + number
+            done += count
             self.model.eval()
         self.finish(samples)
         if self.reset_norms and len(self.memory):
@@ -288,6 +290,10 @@ class Strategy:
                 raise ValueError(f"the classes {task.classes} are not all outputs of the model, {tuple(output.shape[1:])}")
             if not bool(torch.isin(task.targets.cpu(), torch.tensor(task.classes)).all()):
                 raise ValueError(f"the task has labels that are not among its classes {task.classes}")
+        elif output.dim() == 2 and not task.targets.is_floating_point():
+            low, high = (int(label) for label in task.targets.aminmax())
+            if low < 0 or high >= output.shape[1]:
+                raise ValueError(f"the task has labels from {low} to {high}, the model has {output.shape[1]} outputs")
         self.heads.append(task.classes)
         self._forbid(output.shape[-1])
         head = torch.full((len(task),), self.num_tasks - 1, dtype=torch.int64, device=self.device)
@@ -320,7 +326,9 @@ class Strategy:
         return torch.stack([accuracy(self.model, task.to(self.device), self.members) for task in tasks])
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the next task depends on: tensors and plain values, for ``torch.save``."""
+        """Everything the next task depends on: tensors and plain values, for ``torch.save``; between two tasks only."""
+        if self._feed is not None:
+            raise ValueError("a task is being learnt, or was broken off: the state can be taken between two tasks only")
         return {
             "strategy": type(self).__name__,
             "model": {key: value.clone() for key, value in self.model.state_dict().items()},
@@ -334,6 +342,11 @@ class Strategy:
         """Go on from where a strategy made with the same arguments was."""
         if state.get("strategy") != type(self).__name__:
             raise ValueError(f"expected the state of a {type(self).__name__}, got that of a {state.get('strategy')!r}")
+        recalls = self.recalls and state["memory"]["samples"] is not None
+        if recalls != (state["answers"] is not None):
+            wanted = "with" if recalls else "without"
+            raise ValueError(f"expected a state {wanted} kept answers: make the strategy with the arguments it had")
+        self._feed = self._replay = self._recall = None
         self.model.load_state_dict(state["model"])
         self.memory.load_state_dict(state["memory"], self.device)
         self.heads = [None if classes is None else tuple(classes) for classes in state["heads"]]
