@@ -65,7 +65,10 @@ def _find(records: Iterable[Record], network: str, solver: str | None) -> Record
 
 def seconds_a_step(record: Record) -> float | None:
     """Everything after tracing, shared out among the steps; None for solvers that take none."""
-    return record["solving"] / record["steps"] if record.get("steps") and record.get("solving") is not None else None
+    if not record.get("steps") or record.get("solving") is None:
+        return None
+    share = record[_kind_of_seconds([record])] / record["seconds"]
+    return share * record["solving"] / record["steps"]
 
 
 def _cells(record: Record, reference: Record | None, descent: Record | None, width: int) -> list[str]:
@@ -88,6 +91,33 @@ def _cells(record: Record, reference: Record | None, descent: Record | None, wid
     return cells
 
 
+def print_summary(records: list[Record]) -> None:
+    """The copies in one small table, a row a network: seconds, memory, and how many times ours that is."""
+    copies = [record for record in records if record["task"] == "copy"]
+    kind = _kind_of_seconds(copies)
+    solvers = list(dict.fromkeys(record["solver"] for record in copies))
+    print("\n| network | " + " | ".join(solvers) + " |\n|" + "---|" * (len(solvers) + 1))
+    for network in dict.fromkeys(record["network"] for record in copies):
+        cells = []
+        for solver in solvers:
+            found = [r for r in copies if (r["network"], r["solver"]) == (network, solver)]
+            cells.append(_summarise(found[-1], find_reference(found[-1], copies), kind) if found else "")
+        print(f"| {network} | " + " | ".join(cells) + " |")
+
+
+def _kind_of_seconds(records: Iterable[Record]) -> str:
+    """On the CPU those of the processor: the clock also counts what others do there."""
+    return "cpu_seconds" if all(record.get("device") == "cpu" for record in records) else "seconds"
+
+
+def _summarise(record: Record, reference: Record | None, kind: str) -> str:
+    if "failed" in record:
+        return record["failed"].replace("|", "/")[:50]
+    times = f" ({record[kind] / reference[kind]:.1f} x)" if reference else ""
+    wrong = "" if record["exact"] else "not exact, "
+    return f"{wrong}{record[kind]:.2g} s{times}, {record['bytes'] / 2**20:.0f} MiB"
+
+
 def draw(records: list[Record], path: Path) -> None:
     """Seconds to the answer of every solver on every copy; hollow where it is not exact."""
     from matplotlib.figure import Figure
@@ -95,6 +125,7 @@ def draw(records: list[Record], path: Path) -> None:
     copies = [record for record in records if record["task"] == "copy" and "seconds" in record]
     networks = list(dict.fromkeys(record["network"] for record in copies))
     solvers = list(dict.fromkeys(record["solver"] for record in copies))
+    kind = _kind_of_seconds(copies)
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
     for number, solver in enumerate(solvers):
@@ -103,10 +134,10 @@ def draw(records: list[Record], path: Path) -> None:
         axes.plot([], [], "o", color=f"C{number}", label=solver)
         for place, record in zip(places, chosen, strict=True):
             fill = {} if record["exact"] else {"markerfacecolor": "none"}
-            axes.plot(place, record["seconds"], "o", color=f"C{number}", **fill)
+            axes.plot(place, record[kind], "o", color=f"C{number}", **fill)
     axes.set_yscale("log")
     axes.set_xticks(range(len(networks)), networks)
-    axes.set_ylabel("seconds, all told (hollow: not exact)")
+    axes.set_ylabel(f"{'CPU seconds' if kind == 'cpu_seconds' else 'seconds'}, all told (hollow: not exact)")
     axes.grid(axis="y", alpha=0.3)
     axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     figure.savefig(path, dpi=150)
@@ -120,6 +151,7 @@ def main() -> None:
     options = parser.parse_args()
     records = json.loads(options.records.read_text())["records"]
     print_tables(records)
+    print_summary(records)
     if options.plot:
         draw(records, options.plot)
 

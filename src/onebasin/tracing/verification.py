@@ -264,7 +264,7 @@ def _randomise(symmetry: Symmetry, state: Mapping[str, Tensor], buffers: set[str
     starts = dict(zip(state, itertools.accumulate(value.numel() for value in state.values()), strict=True))
 
     def uniform(value: Tensor, start: int) -> Tensor:
-        block = drawn[start % _NUM_DRAWN :][:_NUM_DRAWN].to(value.device)
+        block = drawn[start % _NUM_DRAWN :][: min(value.numel(), _NUM_DRAWN)].to(value.device)
         return block.repeat(-(-value.numel() // _NUM_DRAWN))[: value.numel()].reshape(value.shape)
 
     def read(key: str) -> Tensor:
