@@ -29,7 +29,7 @@ from benchmarks.solvers import COPY_SOLVERS, NETWORKS, PAIR_SOLVERS
 from onebasin.files import write_atomically
 
 ROOT = Path(__file__).parent.parent
-QUICK = (("mlp", "vgg11", "resnet18"), ("MLP 2 x 512, digits",))
+QUICK = (("mlp", "resnet18"), ("MLP 2 x 512, digits",))
 Record = dict[str, Any]
 
 
@@ -107,7 +107,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--networks", nargs="*", choices=NETWORKS, default=list(NETWORKS), help="permuted copies of these")
     parser.add_argument("--pairs", nargs="*", choices=PAIRS, default=list(PAIRS), help="trained pairs of these")
     parser.add_argument("--solvers", nargs="*", help="only solvers whose names begin with one of these")
-    parser.add_argument("--quick", action="store_true", help="three networks and one pair, three minutes")
+    parser.add_argument("--quick", action="store_true", help="two networks and one pair, two minutes")
     parser.add_argument("--authors", help="an interpreter that has sinkhorn-rebasin, or a folder with it")
     parser.add_argument("--rebasin", help="an interpreter that has rebasin 0.0.47, or a folder with it")
     parser.add_argument("--data", help="folder with MNIST and CIFAR-10; else ONEBASIN_DATA")
