@@ -25,9 +25,7 @@ check: install
 	$(PY) -m pyright --pythonpath $(PY)
 
 bench: install
-	$(PY) -m benchmarks.apply
-	$(PY) -m benchmarks.sinkhorn --quick
-	$(PY) -m benchmarks.align --quick
+	$(PY) -m benchmarks.align --quick --shared --threads 1
 	$(PY) -m benchmarks.steps --quick
 	$(PY) -m benchmarks.growth --quick
 
