@@ -225,10 +225,13 @@ def main() -> None:
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--sizes", nargs="*", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    measuring.check_device(options.device)
     if options.worker:
         work(*options.worker, options.device, options.sizes)
         return
     if options.read:
+        if not options.read.is_file():
+            parser.error(f"--read: there is no file {options.read}")
         records = [json.loads(line) for line in options.read.read_text().splitlines()]
     else:
         records = measure(options)

@@ -22,6 +22,12 @@ ROOT = Path(__file__).parent.parent
 Record = dict[str, Any]
 
 
+def check_device(device: str) -> None:
+    """End with a sentence where a device is asked for that is not here."""
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        sys.exit(f"error: --device {device} needs a GPU and a PyTorch built for it; neither was found together here")
+
+
 def describe_machine(device: str) -> Record:
     """What a record needs to be compared with another one."""
     commit = os.environ.get("ONEBASIN_COMMIT")

@@ -285,6 +285,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="append the records to this file, a line of JSON each")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    measuring.check_device(options.device)
     if options.worker:
         work(options.worker, options.device, options.sizes, options.tf32)
         return

@@ -65,7 +65,7 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
                 if rows:
                     hidden = f", {layers} hidden layer{'s' if layers > 1 else ''}" if benchmark == "mnist" else ""
                     parts += [f"## {title}{hidden}: {about}", _table(rows, benchmark)]
-        parts += _permutation_table(good, benchmark, title)
+        parts += _difference_table(good, benchmark, title)
         parts += _tuning_table(good, benchmark, title) + _cost_table(good, benchmark, title)
     seconds = sum(record["seconds"] for record in good)
     parts.append(f"{len(good)} trials, {seconds:.0f} s in all, several of them at a time; {_describe_machines(good)}.")
@@ -120,8 +120,8 @@ def compare(ours: dict[int, Run], theirs: dict[int, Run], num_tasks: int | None 
     return float(difference.mean()), float(error), float(stats.ttest_1samp(difference, 0.0).pvalue)
 
 
-def _permutation_table(records: list[dict[str, Any]], benchmark: str, title: str) -> list[str]:
-    """What the permutation does to the accuracy, over the stream."""
+def _difference_table(records: list[dict[str, Any]], benchmark: str, title: str) -> list[str]:
+    """What the permutation does to the accuracy, over the stream, and other pairs of rows."""
     lines, header = [], []
     for stage, with_it, without in PAIRS:
         for layers in (1, 2):

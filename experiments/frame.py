@@ -94,16 +94,16 @@ def _map(name: str, configs: Sequence[Config], device: str, engine: str, num_pro
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(num_processes, mp_context=context, initializer=_one_thread) as pool:
             futures = [pool.submit(run_trial, name, config, device) for config in configs]
-            failures = []
+            failures: dict[str, BaseException] = {}
             for future in as_completed(futures):
                 error = future.exception()
                 if error is None:
                     yield future.result()
-                else:
-                    failures.append(error)
+                elif str(error) not in failures:  # what fails all of them, such as data that is not there, is said once
+                    failures[str(error)] = error
                     print(f"a trial failed, the others go on: {error}", file=sys.stderr, flush=True)
             if failures:
-                raise failures[0]
+                raise next(iter(failures.values()))
 
 
 def _map_with_ray(name: str, configs: Sequence[Config], device: str) -> Iterator[Record]:

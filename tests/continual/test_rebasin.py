@@ -167,9 +167,11 @@ def test_with_recall_and_nothing_permuted_it_is_dark_experience_replay(mlp, symm
         torch.testing.assert_close(ours.model.state_dict()[key], value, rtol=1e-4, atol=1e-5)
 
 
-def test_a_negative_recall_is_refused(mlp, symmetry):
+def test_a_recall_that_cannot_be_is_refused(mlp, symmetry):
     with pytest.raises(ValueError, match="recall must not be negative"):
         RebasinStrategy(mlp, symmetry, recall=-1.0)
+    with pytest.raises(ValueError, match="recall keeps answers beside the memory"):
+        RebasinStrategy(mlp, symmetry, recall=0.5, memory_per_class=0)
 
 
 def test_steps_after_the_fusion_lower_its_cost(mlp, symmetry):

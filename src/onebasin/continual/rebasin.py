@@ -94,6 +94,8 @@ class RebasinStrategy(Strategy):
             raise ValueError(f"settle must be a share of the steps, below 1, and needs a residual; got {settle}")
         if recall < 0:
             raise ValueError(f"recall must not be negative, got {recall}")
+        if recall and not self.memory.per_class:
+            raise ValueError("recall keeps answers beside the memory: it needs memory_per_class of at least 1")
         if clip is not None and clip <= 0:
             raise ValueError(f"clip must be positive, or None for no bound; got {clip}")
         if mass is not None and not 0 < mass < 1:
