@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onebasin.tracing.graph import Call, Program, evaluation_mode, export, quiet
-from onebasin.tracing.shapes import Shapes, id_of_memory, iterate_leaves, map_leaves
+from onebasin.tracing.shapes import Shapes, id_of_memory, iterate_leaves, make_empty, map_leaves
 
 
 def read_program(model: nn.Module, call: Call) -> Program:
@@ -93,6 +93,12 @@ class _Result(Tensor):
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
 
+_MAKERS = {
+    getattr(torch.ops.aten, name)
+    for name in ("new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "full_like", "empty_like")
+}
+
+
 class _Recorder(TorchDispatchMode):
     """Writes every operation on a parameter, a buffer, an input or a result into a graph.
 
@@ -148,6 +154,8 @@ class _Recorder(TorchDispatchMode):
             if written and any(id_of_memory(operand) in self._fixed_memory for operand in operands):
                 raise NotFollowed("a constant is written after it was read")
             return func(*args, **kwargs)
+        if func.overloadpacket in _MAKERS and not args[0].is_meta:  # reads a shape, no values: what it makes is a constant
+            return func(make_empty(args[0], args[0].device), *args[1:], **kwargs)
         if written:
             self._check_write(func, written, args)
         nodes = map_leaves((args, kwargs), Tensor, self._find_node)
