@@ -247,6 +247,20 @@ def test_inputs_have_the_names_of_the_arguments():
     assert [name for kind, name in program.inputs.values() if kind.name == "USER_INPUT"] == ["args_0", "args_1"]
 
 
+def test_constants_have_names():
+    def forward(self, x):
+        return self.last(self.first(x) * self.scales + torch.arange(8.0))
+
+    model = two_layers(forward)
+    model.register_buffer("scales", torch.arange(8.0), persistent=False)
+    program = record(model, call_of(torch.rand(3, 4)))
+    assert [name for kind, name in program.inputs.values() if kind.name == "CONSTANT_TENSOR"] == [
+        "scales",
+        "made for the model",
+    ]
+    assert "scales" in {pin.operation for pin in ob.symmetry(model, torch.rand(3, 4)).pinned.values()}
+
+
 def test_operations_know_the_modules_that_call_them():
     shared = nn.Linear(4, 4)
     model = nn.Sequential(shared, nn.ReLU(), shared, nn.Sequential(nn.Tanh()))

@@ -111,6 +111,7 @@ class _Recorder(TorchDispatchMode):
         self.inputs: dict[str, tuple[InputKind, str]] = {}
         self.given: dict[str, Any] = {}
         self._sources = _name_sources(model, call)  # by identity: what a tensor is, before something reads it
+        self._constants = {id(buffer): key for key, buffer in model.named_buffers()}  # names of those that are not state
         self._nodes: dict[int, Node] = {}
         self._results: list[Tensor] = []  # kept: an identity is that of a living object
         self._memory: dict[int, object] = {}  # by identity of a tensor: what it shares with its views
@@ -186,7 +187,8 @@ class _Recorder(TorchDispatchMode):
         if id(tensor) not in self._nodes:
             if type(tensor) not in _PLAIN:
                 raise NotFollowed(f"a tensor of type {type(tensor).__name__}")
-            kind, name = self._sources.get(id(tensor), (InputKind.CONSTANT_TENSOR, f"constant_{len(self.given)}"))
+            constant = self._constants.get(id(tensor), f"made for {self._stack[-1][0] or 'the model'}")
+            kind, name = self._sources.get(id(tensor), (InputKind.CONSTANT_TENSOR, constant))
             node = self.graph.create_node("placeholder", name)
             node.meta = {"val": self._shapes.of(tensor)}
             self.inputs[node.name] = (kind, name)
