@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from onebasin.adam import make_adam
 from onebasin.capturing import Step
 from onebasin.matching.copies import find_copy
 from onebasin.matching.problem import Found, Problem
@@ -118,9 +119,8 @@ def _can_be_captured(problem: Problem, net: RebasinNet) -> bool:
 
 def make_step(problem: Problem, net: RebasinNet, lr: float) -> Callable[[Any], torch.Tensor]:
     """A step of Adam on the logits for a batch; it returns the cost before it."""
-    groups = [{"params": [p], "lr": lr * max(math.log10(int(n)), 1.0)} for n, p in net.logits.items()]
     on_cuda = problem.device.type == "cuda"
-    optimizer = torch.optim.Adam(groups, fused=problem.device.type in ("cpu", "cuda"), capturable=on_cuda)
+    optimizer = make_adam(list(net.logits.values()), [lr * max(math.log10(int(n)), 1.0) for n in net.logits])
 
     def step(batch: Any) -> torch.Tensor:
         optimizer.zero_grad()
