@@ -1,5 +1,6 @@
 """A recording says what an export says, leaves the model alone, and knows what it cannot follow."""
 
+import itertools
 import warnings
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 import onebasin as ob
 from onebasin.tracing import recording, shapes
 from onebasin.tracing.graph import read_calls
-from onebasin.tracing.recording import NotFollowed, record
+from onebasin.tracing.recording import NotFollowed, record, returns_the_same
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -36,12 +37,49 @@ def test_nearly_all_networks_are_recorded():
     followed = []
     for case in CASES.values():
         for call in read_calls(case.inputs()):
+            model = case.make()
             try:
-                record(case.make(), call)
-                followed.append(True)
-            except Exception:
+                followed.append(returns_the_same(record(model, call), model, call))
+            except NotFollowed:
                 followed.append(False)
     assert sum(followed) > 0.95 * len(followed)
+
+
+def test_a_recording_that_returns_something_else_is_not_believed(monkeypatch):
+    """Whatever the fault is, the exporter has the last word."""
+    model = two_layers(lambda self, x: self.last(self.first(x) * self.count), count=torch.arange(8.0))
+    inputs = torch.rand(3, 4)
+
+    def mistake(model, call):
+        program = record(model, call)
+        for node in program.graph.nodes:
+            if node.target is torch.ops.aten.mul.Tensor:
+                node.replace_all_uses_with(node.args[0])
+                program.graph.erase_node(node)
+        return program
+
+    monkeypatch.setattr(recording, "record", mistake)
+    assert ob.symmetry(model, inputs, verify=False).groups
+    assert not ob.symmetry(model, inputs).groups
+
+
+def test_what_changes_from_run_to_run_is_not_believed():
+    numbers = itertools.count()
+    model = two_layers(lambda self, x: self.last(self.first(x) + next(numbers)))
+    call = call_of(torch.rand(3, 4))
+    assert not returns_the_same(record(model, call), model, call)
+
+
+def test_random_operations_are_confirmed_with_the_same_numbers():
+    model = two_layers(lambda self, x: self.last(torch.nn.functional.dropout(self.first(x), 0.5, training=True)))
+    call = call_of(torch.rand(3, 4))
+    assert returns_the_same(record(model, call), model, call)
+
+
+def test_numbers_that_are_not_finite_are_compared():
+    model = two_layers(lambda self, x: torch.log(self.last(self.first(x)) * 0 - torch.tensor([1.0, 0.0])))
+    call = call_of(torch.rand(3, 4))
+    assert returns_the_same(record(model, call), model, call)
 
 
 def call_of(inputs):
@@ -229,7 +267,7 @@ def test_random_numbers_of_the_user_are_not_used_up():
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
-    record(model, call_of(inputs))
+    ob.symmetry(model, inputs)
     assert torch.equal(torch.rand(3), expected)
 
 

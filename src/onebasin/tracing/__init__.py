@@ -41,17 +41,17 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True) -> Symm
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
     calls = read_calls(example_inputs)
     state = {key: value for key, value in read_state(model).items() if isinstance(value, Tensor)}
-    result, programs = trace_calls(model, calls)
+    result, programs = trace_calls(model, calls, confirm=verify)
     if verify and not any(value.is_meta for value in state.values()):
         verify_programs(result, programs, state)
     return result
 
 
-def trace_calls(model: nn.Module, calls: Sequence[Call]) -> tuple[Symmetry, list[Program]]:
+def trace_calls(model: nn.Module, calls: Sequence[Call], confirm: bool = True) -> tuple[Symmetry, list[Program]]:
     """The symmetry of a model under these calls, not verified, and the operations it was found from."""
     ties = find_ties(model)
     aliases = {key: keys[0] for keys in ties for key in keys}
-    programs = [read_program(model, call) for call in calls]
+    programs = [read_program(model, call, confirm) for call in calls]
     trace = Trace()
     walker = Walker(trace, RULES, pointwise, aliases, STATISTICS)
     for program in programs:

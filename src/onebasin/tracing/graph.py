@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
+from torch.fx import Node
+from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 
@@ -62,6 +65,63 @@ class Program:
     graph: torch.fx.Graph
     inputs: dict[str, tuple[InputKind, str]]
     given: dict[str, Any]
+
+    @functools.cached_property
+    def keys(self) -> dict[str, str]:
+        """The state keys of placeholders that are of the state."""
+        return {name: key for name, (kind, key) in self.inputs.items() if kind in (InputKind.PARAMETER, InputKind.BUFFER)}
+
+    @functools.cached_property
+    def is_random(self) -> bool:
+        """Whether some operation draws random numbers."""
+        return any(torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in self.graph.nodes)
+
+    @functools.cached_property
+    def _last_reads(self) -> dict[Node, list[Node]]:
+        """For each operation the values that nobody reads after it."""
+        last = {value: node for node in self.graph.nodes for value in node.all_input_nodes}
+        found: dict[Node, list[Node]] = {}
+        for value, node in last.items():
+            found.setdefault(node, []).append(value)
+        return found
+
+    def run(
+        self,
+        state: Mapping[str, Tensor],
+        compute: Callable[[Any, Any, Any], Any] = lambda operation, args, kwargs: operation(*args, **kwargs),
+        convert: Callable[[Any], Any] = lambda value: value,
+    ) -> list[Tensor]:
+        """Replay the call with other tensors of the state; what it returns. Nothing is differentiated.
+
+        Args:
+            state: its tensors are read where they are used: of a lazy one only a few are held at a time.
+            compute: does an operation.
+            convert: is applied to every tensor that is read.
+        """
+        values: dict[Node, Any] = {}
+
+        def read(node: Node) -> Any:
+            return convert(state[self.keys[node.name]]) if node.name in self.keys else values[node]
+
+        with torch.inference_mode(), fixed_seed() if self.is_random else contextlib.nullcontext():
+            for node in self.graph.nodes:
+                if node.op == "placeholder":
+                    values[node] = convert(self.given.get(node.name))
+                elif node.op == "output":
+                    return [value for value in tree_leaves(map_arg(node.args, read)) if isinstance(value, Tensor)]
+                else:
+                    values[node] = compute(node.target, *map_arg((node.args, node.kwargs), read))
+                for dead in self._last_reads.get(node, ()):
+                    del values[dead]
+        raise AssertionError("a graph without an output")
+
+
+@contextlib.contextmanager
+def fixed_seed() -> Iterator[None]:
+    """Within it random numbers are the same every time; afterwards the generator of the CPU is as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
 
 
 @contextlib.contextmanager

@@ -23,19 +23,53 @@ from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onebasin.tracing.graph import Call, Program, evaluation_mode, export, quiet
+from onebasin.state import read_state
+from onebasin.tracing.graph import Call, Program, evaluation_mode, export, fixed_seed, quiet
 from onebasin.tracing.shapes import Shapes, id_of_memory, iterate_leaves, make_empty, map_leaves
 
 
-def read_program(model: nn.Module, call: Call) -> Program:
+def read_program(model: nn.Module, call: Call, confirm: bool = True) -> Program:
     """The operations of one call: recorded if it can be followed, exported otherwise.
+
+    Args:
+        model: the module.
+        call: its arguments.
+        confirm: believe a recording only if it returns what the module does.
 
     Raises:
         ValueError: if the inputs do not fit the model, or its control flow depends on data.
     """
     with contextlib.suppress(Exception):  # whatever it is, the exporter finds it as well, and says what it is
-        return record(model, call)
+        program = record(model, call)
+        if not confirm or returns_the_same(program, model, call):
+            return program
     return export(model, call)
+
+
+def returns_the_same(program: Program, model: nn.Module, call: Call) -> bool:
+    """Whether a program returns what the module does, on the module's own weights and in its own precision.
+
+    It does the same operations in the same order: a difference is a fault. On the meta device it is believed.
+    """
+    state = read_state(model)
+    if any(isinstance(value, Tensor) and value.is_meta for value in (*state.values(), *program.given.values())):
+        return True
+    with evaluation_mode(model), quiet(), _restored(model), torch.inference_mode():
+        with fixed_seed() if program.is_random else torch.random.fork_rng(devices=[]):
+            expected = [leaf for leaf in pytree.tree_leaves(model(*call.args, **call.kwargs)) if isinstance(leaf, Tensor)]
+        found = program.run(state)
+    return len(expected) == len(found) and all(map(_are_close, expected, found))
+
+
+def _are_close(expected: Tensor, found: Tensor) -> bool:
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        return False
+    if not expected.is_floating_point() or expected.numel() == 0:
+        return torch.equal(expected, found)
+    # Half of the digits: other kernels may be chosen, such as those of attention.
+    tolerance = torch.finfo(expected.dtype).eps ** 0.5
+    scale = float(expected.abs().nan_to_num(0.0, 0.0).max())
+    return torch.allclose(expected, found, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
 def record(model: nn.Module, call: Call) -> Program:
@@ -223,7 +257,7 @@ class _Recorder(TorchDispatchMode):
         leaves = pytree.tree_leaves(result)
         if not all(isinstance(leaf, (Tensor, int, float, str, type(None))) for leaf in leaves):
             raise NotFollowed("the model returns something else than tensors")
-        self.graph.output(tuple(self._find_node(leaf) for leaf in leaves if self._is_followed(leaf)))
+        self.graph.output(tuple(self._find_node(leaf) for leaf in leaves if isinstance(leaf, Tensor)))
         return Program(self.graph, self.inputs, self.given)
 
 

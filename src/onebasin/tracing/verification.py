@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
-from torch.fx import Node
-from torch.fx.node import map_aggregate, map_arg
+from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -20,7 +19,7 @@ from onebasin.lazy import LazyState, make_lazy
 from onebasin.permutation import Permutation
 from onebasin.state import read_state
 from onebasin.structure import Symmetry
-from onebasin.tracing.graph import Call, Program, evaluation_mode, read_calls
+from onebasin.tracing.graph import Call, Program, evaluation_mode, fixed_seed, read_calls
 from onebasin.tracing.recording import read_program
 
 Function = Callable[[Mapping[str, Tensor]], list[Tensor]]
@@ -126,44 +125,7 @@ class Unstable(ValueError):
 
 
 def _of_program(program: Program) -> Function:
-    """Replays the operations in float64. Tensors of the state are read where they are used: a permuted one is never held."""
-    keys = {name: key for name, (kind, key) in program.inputs.items() if kind in (InputKind.PARAMETER, InputKind.BUFFER)}
-    given = {name: _promote(value) for name, value in program.given.items()}
-    last_reads = _find_last_reads(program.graph)
-    is_random = any(torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in program.graph.nodes)
-
-    def function(state: Mapping[str, Tensor]) -> list[Tensor]:
-        values: dict[Node, Any] = {}
-
-        def read(node: Node) -> Any:
-            return _promote(state[keys[node.name]]) if node.name in keys else values[node]
-
-        def replay() -> Any:
-            for node in program.graph.nodes:
-                if node.op == "placeholder":
-                    values[node] = given.get(node.name)
-                elif node.op == "output":
-                    return map_arg(node.args, read)
-                else:
-                    args, kwargs = map_arg((node.args, node.kwargs), read)
-                    values[node] = compute_in_float64(node.target, args, kwargs)
-                for dead in last_reads.get(node, ()):
-                    del values[dead]
-            raise AssertionError("a graph without an output")
-
-        with torch.inference_mode():
-            return _list_tensors(_seeded(replay) if is_random else replay())
-
-    return function
-
-
-def _find_last_reads(graph: torch.fx.Graph) -> dict[Node, list[Node]]:
-    """For each operation the values that nobody reads after it."""
-    last = {value: node for node in graph.nodes for value in node.all_input_nodes}
-    found: dict[Node, list[Node]] = {}
-    for value, node in last.items():
-        found.setdefault(node, []).append(value)
-    return found
+    return lambda state: program.run(state, compute_in_float64, _promote)
 
 
 def compute_in_float64(operation: Any, args: Any, kwargs: Any) -> Any:
@@ -178,20 +140,11 @@ def _of_module(model: nn.Module, call: Call) -> Function:
     def function(state: Mapping[str, Tensor]) -> list[Tensor]:
         args, kwargs = pytree.tree_map(_promote, (call.args, call.kwargs))
         promoted = {key: _promote(value) for key, value in state.items()}
-        with evaluation_mode(model), torch.no_grad(), _Float64():
-            return _list_tensors(_seeded(lambda: torch.func.functional_call(model, promoted, args, kwargs)))
+        with evaluation_mode(model), torch.no_grad(), fixed_seed(), _Float64():
+            result = torch.func.functional_call(model, promoted, args, kwargs)
+        return [value for value in pytree.tree_leaves(result) if isinstance(value, Tensor)]
 
     return function
-
-
-def _seeded(call: Callable[[], Any]) -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return call()
-
-
-def _list_tensors(result: Any) -> list[Tensor]:
-    return [value for value in pytree.tree_leaves(result) if isinstance(value, Tensor)]
 
 
 def _check(symmetry: Symmetry, function: Function, state: Mapping[str, Tensor], what: str, tolerance: float) -> float:
