@@ -14,7 +14,7 @@ ORDER = [
     "tracing.result", "tracing.verification", "tracing",
     "operator.rounds", "operator.adjoint", "operator.kernels", "operator.kernels.strip", "operator.kernels.team",
     "operator.launching", "operator.implicit", "operator.unrolled", "operator.entry", "operator",
-    "assignment", "hardening", "network", "objectives", "capturing",
+    "assignment", "hardening", "network", "distance", "objectives", "capturing",
     "interpolation", "batches", "calibration", "connectivity", "evaluation", "plots", "pictures", "datasets",
     "matching.problem", "matching.scores", "matching.copies", "matching.weights", "matching.sinkhorn",
     "matching.straight_through",

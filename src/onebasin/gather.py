@@ -108,7 +108,7 @@ def mix_all(
         plain = all(_moves_plainly(layouts[key][axis], plans) for axis in axes)
         if plain and axes and tensor.dim() == 1:
             vectors.setdefault(_group(layouts[key], 0), []).append(key)
-        elif plain and axes and tensor.numel() <= _BATCH_NUMEL.get(tensor.device.type, 0):
+        elif plain and axes and is_small(tensor):
             alike.setdefault((tensor.shape, tensor.dtype, *axes), []).append(key)
         elif axes:
             result[key] = mix(tensor, layouts[key], plans, parents)
@@ -126,6 +126,11 @@ def mix_all(
             batch = torch.bmm(chosen, front.flatten(2)).view(front.shape).movedim(1, axis + 1)
         result |= dict(zip(keys, batch.to(dtype).unbind(), strict=True))
     return result
+
+
+def is_small(tensor: Tensor) -> bool:
+    """Whether a product with it is hardly worth a launch of its own."""
+    return tensor.dim() < 2 or tensor.numel() <= _BATCH_NUMEL.get(tensor.device.type, 0)
 
 
 def _moves_plainly(term: Term, plans: Plans) -> bool:

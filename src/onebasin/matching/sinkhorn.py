@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from onebasin.capturing import Step
+from onebasin.distance import SoftDistance
 from onebasin.matching.copies import find_copy
 from onebasin.matching.problem import Found, Problem
 from onebasin.matching.weights import polish as polish_permutation
@@ -121,16 +122,29 @@ def make_step(problem: Problem, net: RebasinNet, lr: float) -> Callable[[Any], t
     groups = [{"params": [p], "lr": lr * max(math.log10(int(n)), 1.0)} for n, p in net.logits.items()]
     on_cuda = problem.device.type == "cuda"
     optimizer = torch.optim.Adam(groups, fused=problem.device.type in ("cpu", "cuda"), capturable=on_cuda)
+    distance = find_distance(problem, net)
 
     def step(batch: Any) -> torch.Tensor:
         optimizer.zero_grad()
         plans = net.plans(check=not on_cuda)  # a check waits for the device; there the next look finds what is wrong
-        cost = problem.objective(net(problem.source, plans), problem.target, batch)
-        cost.backward()
+        if distance is None:
+            cost = problem.objective(net(problem.source, plans), problem.target, batch)
+            cost.backward()
+        else:
+            cost, gradients = distance(plans)
+            torch.autograd.backward(list(plans.values()), [gradients[name] for name in plans])
         optimizer.step()
         return cost.detach()
 
     return step
+
+
+def find_distance(problem: Problem, net: RebasinNet) -> SoftDistance | None:
+    """The objective as a function of the plans, if it is a distance of parameters alone."""
+    objective = problem.objective
+    if not isinstance(objective, WeightDistance) or not set(objective.keys or ()) <= set(problem.keys):
+        return None
+    return objective.of_plans(problem.source, problem.target, net.symmetry)
 
 
 class _Search:
