@@ -122,7 +122,8 @@ class _Chain:
         cost, factor = measure(kind, residual, self.target)
         for name, axis in reversed(self.moves):
             before = stages.pop()
-            gradients[name].addmm_(_units(residual, axis), _units(before, axis).mT, alpha=factor)
+            sum_so_far = gradients[name]
+            torch.addmm(sum_so_far, _units(residual, axis), _units(before, axis).mT, alpha=factor, out=sum_so_far)
             if stages:  # there is a plan before this one; what it made is not needed any more
                 torch.mm(plans[name].mT, _units(residual, axis), out=_units(before, axis))
                 residual = before
