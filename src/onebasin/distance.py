@@ -23,6 +23,7 @@ from onebasin.layout import Factor, Layout, Product, Term, names
 from onebasin.structure import Symmetry
 
 Kind = Literal["l2", "l1", "inner"]
+_Pair = tuple[Tensor, Tensor]  # a tensor to permute and its target
 
 
 class SoftDistance:
@@ -42,20 +43,26 @@ class SoftDistance:
         self._kind: Kind = kind
         self._symmetry = symmetry
         self._chains: list[_Chain] = []
-        small: dict[str, tuple[Tensor, Tensor]] = {}
+        small: dict[str, _Pair] = {}
         self._portions = [small]  # what is left to autograd: small tensors at once, others one by one
+        vectors: dict[str, list[_Pair]] = {}
         fixed = []
         for key in keys:
             pair = source[key].detach(), target[key].detach()
             layout = symmetry.layouts[key]
             if not names(layout) & symmetry.groups.keys():
                 fixed.append(measure(kind, pair[0].clone(), pair[1])[0])
+            elif (group := _find_group(layout, symmetry)) is not None:
+                vectors.setdefault(group, []).append(pair)
             elif is_small(pair[0]):
                 small[key] = pair
             elif (chain := _find_chain(*pair, layout, symmetry)) is not None:
                 self._chains.append(chain)
             else:
                 self._portions.append({key: pair})
+        for group, pairs in vectors.items():
+            rows = [torch.stack(tensors) for tensors in zip(*pairs, strict=True)]
+            self._chains.append(_Chain(rows[0], rows[1], ((group, -1),)))
         self._fixed = torch.stack(fixed).sum() if fixed else None
 
     def __call__(self, plans: Plans) -> tuple[Tensor, dict[str, Tensor]]:
@@ -71,9 +78,7 @@ class SoftDistance:
             costs += [chain.differentiate(self._kind, plans, gradients, memory) for chain in self._chains]
         return torch.stack(costs).sum(), gradients
 
-    def _differentiate(
-        self, pairs: Mapping[str, tuple[Tensor, Tensor]], plans: Plans, gradients: Mapping[str, Tensor]
-    ) -> Tensor:
+    def _differentiate(self, pairs: Mapping[str, _Pair], plans: Plans, gradients: Mapping[str, Tensor]) -> Tensor:
         """The cost of some tensors by autograd: small ones, which share products, and those of nested groups."""
         layouts = self._symmetry.layouts
         used = sorted(names(tuple(term for key in pairs for term in layouts[key])) & plans.keys())
@@ -148,6 +153,14 @@ def measure(kind: Kind, values: Tensor, target: Tensor) -> tuple[Tensor, float]:
         values.sign_()
         return cost, 1.0
     return torch.linalg.vector_norm(rows, dim=-1).square_().sum(), 2.0
+
+
+def _find_group(layout: Layout, symmetry: Symmetry) -> str | None:
+    """The group whose units a vector has an entry each of; None for any other tensor."""
+    match layout:
+        case (Factor(_, str() as name),) if not symmetry.parents.get(name, ("",)):
+            return name
+    return None
 
 
 def _find_chain(source: Tensor, target: Tensor, layout: Layout, symmetry: Symmetry) -> _Chain | None:
