@@ -57,7 +57,7 @@ def measure(architecture: Architecture) -> Record:
     start = time.process_time()
     try:
         state = {key: value for key, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
-        error = verify_programs(symmetry, programs, calls, state)
+        error = verify_programs(symmetry, programs, state)
     except ValueError as wrong:
         verdict = "not verified" if "cannot verify" in str(wrong) else "WRONG"
         return record | {"verdict": verdict, "why": str(wrong).splitlines()[0]}

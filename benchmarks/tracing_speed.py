@@ -46,7 +46,7 @@ def main() -> None:
     print(f"GPT-2, {sum(p.numel() for p in gpt.parameters()) / 1e6:.0f} million parameters")
     symmetry, programs = timed("  traced", lambda: trace_calls(gpt, calls))
     state = dict(gpt.state_dict(keep_vars=True))
-    error = timed("  verified", lambda: verify_programs(symmetry, programs, calls, state))
+    error = timed("  verified", lambda: verify_programs(symmetry, programs, state))
     print(f"  {symmetry.summary()}; relative error {error:.0e}")
 
 

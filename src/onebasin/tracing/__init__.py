@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from onebasin.state import find_ties, read_state
 from onebasin.structure import Symmetry
-from onebasin.tracing.graph import Call, Program, export, read_calls
+from onebasin.tracing.graph import Call, Program, read_calls
+from onebasin.tracing.recording import read_program
 from onebasin.tracing.result import build
 from onebasin.tracing.rules import RULES, STATISTICS, pointwise
 from onebasin.tracing.verification import verify_programs
@@ -42,15 +43,15 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True) -> Symm
     result, programs = trace_calls(model, calls)
     state = {key: value for key, value in read_state(model).items() if isinstance(value, Tensor)}
     if verify and not any(value.is_meta for value in state.values()):
-        verify_programs(result, programs, calls, state)
+        verify_programs(result, programs, state)
     return result
 
 
 def trace_calls(model: nn.Module, calls: Sequence[Call]) -> tuple[Symmetry, list[Program]]:
-    """The symmetry of a model under these calls, not verified, and what was exported to find it."""
+    """The symmetry of a model under these calls, not verified, and the operations it was found from."""
     ties = find_ties(model)
     aliases = {key: keys[0] for keys in ties for key in keys}
-    programs = [export(model, call) for call in calls]
+    programs = [read_program(model, call) for call in calls]
     trace = Trace()
     walker = Walker(trace, RULES, pointwise, aliases, STATISTICS)
     for program in programs:

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.utils._pytree import tree_leaves
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,18 @@ def read_calls(example_inputs: Any) -> list[Call]:
 
 @dataclass(frozen=True)
 class Program:
-    """An exported call. `inputs` says for each placeholder what it stands for: (kind, state key or name)."""
+    """The operations of one call.
 
-    exported: ExportedProgram
+    Attributes:
+        graph: the operations, in order. ``meta["val"]`` of a node is a tensor of the shape and type of its result (or a list of
+            those), ``meta["module"]`` the path of the module that called it, and a name of that one call of the module.
+        inputs: what each placeholder stands for: its kind, and its state key or its name.
+        given: the values of placeholders that are not of the state: inputs of the call, and constants.
+    """
+
+    graph: torch.fx.Graph
     inputs: dict[str, tuple[InputKind, str]]
-
-    @property
-    def graph(self) -> torch.fx.Graph:
-        """The operations, in order."""
-        return self.exported.graph
+    given: dict[str, Any]
 
 
 @contextlib.contextmanager
@@ -117,14 +120,22 @@ def export(model: nn.Module, call: Call) -> Program:
             "If the inputs do not fit the model, correct them. If its control flow depends on the data, write the "
             "symmetry by hand with onebasin.Symmetry.from_axes and check it with verify."
         ) from error
-    inputs = {}
+    for node in exported.graph.nodes:
+        stack = list((node.meta.get("nn_module_stack") or {}).items())
+        node.meta["module"] = (stack[-1][1][0], stack[-1][0]) if stack else ("", "")
+    inputs, given = {}, {}
+    arguments = iter(tree_leaves((call.args, call.kwargs)))
     for spec in exported.graph_signature.input_specs:
         name = getattr(spec.arg, "name", "")
-        kind = spec.kind
+        kind, key = spec.kind, spec.target or name
         if kind == InputKind.BUFFER and not spec.persistent:
             kind = InputKind.CONSTANT_TENSOR
-        inputs[name] = (kind, spec.target or name)
-    return Program(exported, inputs)
+        inputs[name] = (kind, key)
+        if kind == InputKind.USER_INPUT:
+            given[name] = next(arguments)
+        elif kind not in (InputKind.PARAMETER, InputKind.BUFFER):
+            given[name] = exported.constants.get(key)
+    return Program(exported.graph, inputs, given)
 
 
 _REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
+from torch.fx import Node
+from torch.fx.node import map_aggregate, map_arg
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,7 +19,8 @@ from onebasin.lazy import LazyState, make_lazy
 from onebasin.permutation import Permutation
 from onebasin.state import read_state
 from onebasin.structure import Symmetry
-from onebasin.tracing.graph import Call, Program, evaluation_mode, export, read_calls
+from onebasin.tracing.graph import Call, Program, evaluation_mode, read_calls
+from onebasin.tracing.recording import read_program
 
 Function = Callable[[Mapping[str, Tensor]], list[Tensor]]
 """A model at fixed inputs: state -> all tensors it returns."""
@@ -36,8 +38,8 @@ class _Float64(TorchDispatchMode):
 
 
 def _promote(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64:
-        return value.double()
+    if isinstance(value, Tensor):
+        return value.double() if value.is_floating_point() else value
     if isinstance(value, torch.dtype) and value.is_floating_point:
         return torch.float64
     return value
@@ -52,7 +54,7 @@ def verify(symmetry: Symmetry, model: nn.Module, example_inputs: Any, tolerance:
     worst = 0.0
     for call in read_calls(example_inputs):
         try:
-            function = _of_program(export(model, call), call)
+            function = _of_program(read_program(model, call))
         except ValueError:  # cannot be traced: the symmetry was written by hand
             function = _of_module(model, call)
         worst = max(worst, _check(symmetry, function, state, "this model's weights", tolerance))
@@ -62,7 +64,6 @@ def verify(symmetry: Symmetry, model: nn.Module, example_inputs: Any, tolerance:
 def verify_programs(
     symmetry: Symmetry,
     programs: Sequence[Program],
-    calls: Sequence[Call],
     state: Mapping[str, Tensor],
     tolerance: float = 1e-9,
 ) -> float:
@@ -73,8 +74,8 @@ def verify_programs(
         randomised = _randomise(symmetry, state, buffers, scale=5 * 0.6**attempt)
         worst = 0.0
         try:
-            for program, call in zip(programs, calls, strict=True):
-                worst = max(worst, _check(symmetry, _of_program(program, call), randomised, "random weights", tolerance))
+            for program in programs:
+                worst = max(worst, _check(symmetry, _of_program(program), randomised, "random weights", tolerance))
             return worst
         except Unstable:
             if attempt == _NUM_ATTEMPTS - 1:
@@ -123,49 +124,52 @@ class Unstable(ValueError):
     """The network amplifies rounding errors so much, at these weights, that they cannot be told from a wrong symmetry."""
 
 
-def _of_program(program: Program, call: Call) -> Function:
-    module = program.exported.graph_module
-    user = iter(pytree.tree_leaves((call.args, call.kwargs)))
-    fixed: dict[str, Any] = {}
-    keys: dict[str, str] = {}
-    for name, (kind, key) in program.inputs.items():
-        if kind == InputKind.USER_INPUT:
-            fixed[name] = next(user)
-        elif kind in (InputKind.PARAMETER, InputKind.BUFFER):
-            keys[name] = key
-        else:
-            fixed[name] = program.exported.constants.get(key)
-    order = list(program.inputs)
+def _of_program(program: Program) -> Function:
+    """Replays the operations in float64. Tensors of the state are read where they are used: a permuted one is never held."""
+    keys = {name: key for name, (kind, key) in program.inputs.items() if kind in (InputKind.PARAMETER, InputKind.BUFFER)}
+    given = {name: _promote(value) for name, value in program.given.items()}
+    last_reads = _find_last_reads(program.graph)
 
     def function(state: Mapping[str, Tensor]) -> list[Tensor]:
-        arguments = [_Unread(state, keys[n]) if n in keys else pytree.tree_map(_promote, fixed[n]) for n in order]
-        return _run(lambda: _Interpreter(module).run(*arguments))
+        values: dict[Node, Any] = {}
+
+        def read(node: Node) -> Any:
+            return _promote(state[keys[node.name]]) if node.name in keys else values[node]
+
+        def replay() -> Any:
+            for node in program.graph.nodes:
+                if node.op == "placeholder":
+                    values[node] = given.get(node.name)
+                elif node.op == "output":
+                    return map_arg(node.args, read)
+                else:
+                    args, kwargs = map_arg((node.args, node.kwargs), read)
+                    values[node] = compute_in_float64(node.target, args, kwargs)
+                for dead in last_reads.get(node, ()):
+                    del values[dead]
+            raise AssertionError("a graph without an output")
+
+        with torch.inference_mode():
+            return _run(replay)
 
     return function
 
 
-@dataclass(frozen=True)
-class _Unread:
-    """A tensor of a state, before an operation asks for it."""
+def _find_last_reads(graph: torch.fx.Graph) -> dict[Node, list[Node]]:
+    """For each operation the values that nobody reads after it."""
+    last = {value: node for node in graph.nodes for value in node.all_input_nodes}
+    found: dict[Node, list[Node]] = {}
+    for value, node in last.items():
+        found.setdefault(node, []).append(value)
+    return found
 
-    state: Mapping[str, Tensor] = field(repr=False)
-    key: str
 
-
-class _Interpreter(torch.fx.Interpreter):
-    """Reads tensors of the state where they are used, and promotes them there: a permuted state is never held as a whole."""
-
-    def fetch_args_kwargs_from_env(self, n: torch.fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of an operation."""
-        found = super().fetch_args_kwargs_from_env(n)
-        return pytree.tree_map_only(_Unread, lambda unread: _promote(unread.state[unread.key]), found)
-
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operation, in float64. Not so the permuting of its arguments."""
-        if target is torch.ops.aten.view.default:  # attention in float64 may return other strides than were recorded
-            target = torch.ops.aten.reshape.default
-        with _Float64():
-            return super().call_function(target, args, kwargs)
+def compute_in_float64(operation: Any, args: Any, kwargs: Any) -> Any:
+    """An operation on tensors in float64, with every floating type that it names and every result promoted."""
+    if operation is torch.ops.aten.view.default:  # attention in float64 may return other strides than were recorded
+        operation = torch.ops.aten.reshape.default
+    args, kwargs = map_aggregate((args, kwargs), _promote)
+    return map_aggregate(operation(*args, **kwargs), _promote)
 
 
 def _of_module(model: nn.Module, call: Call) -> Function:
@@ -260,12 +264,14 @@ def _randomise(symmetry: Symmetry, state: Mapping[str, Tensor], buffers: set[str
     They are made where they are read, in float32: a second model is never held.
     """
     drawn = torch.rand(2 * _NUM_DRAWN, generator=torch.Generator().manual_seed(0))
+    drawn_on = {device: drawn.to(device) for device in {value.device for value in state.values()}}
     alias = {key: keys[0] for keys in symmetry.ties for key in keys}
     starts = dict(zip(state, itertools.accumulate(value.numel() for value in state.values()), strict=True))
 
-    def uniform(value: Tensor, start: int) -> Tensor:
-        block = drawn[start % _NUM_DRAWN :][: min(value.numel(), _NUM_DRAWN)].to(value.device)
-        return block.repeat(-(-value.numel() // _NUM_DRAWN))[: value.numel()].reshape(value.shape)
+    def uniform(value: Tensor, start: int, low: float, high: float) -> Tensor:
+        block = drawn_on[value.device][start % _NUM_DRAWN :][: min(value.numel(), _NUM_DRAWN)]
+        block = block * (high - low) + low
+        return block.repeat(-(-value.numel() // _NUM_DRAWN))[: value.numel()].view(value.shape)
 
     def read(key: str) -> Tensor:
         key = alias.get(key, key)
@@ -273,9 +279,10 @@ def _randomise(symmetry: Symmetry, state: Mapping[str, Tensor], buffers: set[str
         if not value.is_floating_point() or key in symmetry.unreached:
             return value
         if key in buffers:
-            return value.float() * (0.5 + uniform(value, start)) + 0.1 * uniform(value, start + _NUM_DRAWN // 2)
+            return value.float() * uniform(value, start, 0.5, 1.5) + uniform(value, start + _NUM_DRAWN // 2, 0.0, 0.1)
         if value.dim() < 2:
-            return 0.5 + uniform(value, start)
-        return uniform(value, start).sub_(0.5).mul_(scale / value[0].numel() ** 0.5)
+            return uniform(value, start, 0.5, 1.5)
+        bound = 0.5 * scale / value[0].numel() ** 0.5
+        return uniform(value, start, -bound, bound)
 
     return LazyState({key: value.to("meta") for key, value in state.items()}, read)

@@ -92,7 +92,7 @@ class Walker:
         static: set[Node] = set()
         calls = _ModuleCalls(self.trace)
         for node in program.graph.nodes:
-            self.trace.why = Pin("", _operation(node), _module_path(node))
+            self.trace.why = Pin("", _operation(node), _module(node)[0])
             if node.op == "placeholder":
                 values[node] = self._placeholder(program, node)
                 if program.inputs[node.name][0] == InputKind.PARAMETER:
@@ -131,11 +131,16 @@ class Walker:
             axes = tuple(unification.pinned(n, Pin("a buffer that is no norm's statistic", name)) for n in shape)
             self.trace.state.setdefault(self.aliases.get(name, name), axes)
             return axes
-        constant = program.exported.constants.get(name)
-        return tuple(
-            Same(n) if _is_constant_along(constant, axis) else unification.pinned(n, Pin("a constant that varies", name))
-            for axis, n in enumerate(shape)
-        )
+        return self._constant(program.given.get(node.name), shape, name)
+
+    def _constant(self, value: Any, shape: tuple[int, ...], name: str) -> Axes:
+        def axis(number: int, size: int) -> Unknown:
+            if size == 1:
+                return ONE
+            return Same(size) if _is_constant_along(value, number) else unification.pinned(size, varies)
+
+        varies = Pin("a constant that varies", name)
+        return tuple(axis(number, size) for number, size in enumerate(shape))
 
     def _call(self, node: Node, values: dict[Node, Any]) -> Any:
         if _operation(node) == "getitem":
@@ -219,21 +224,20 @@ class _ModuleCalls:
     def __init__(self, trace: Trace):
         self.trace = trace
         self.counts: dict[str, int] = {}
-        self.current: tuple[str, str, Any, bool] | None = None
+        self.current: tuple[tuple[str, str], Any, bool] | None = None
 
     def saw(self, node: Node, value: Any) -> None:
-        stack = list((node.meta.get("nn_module_stack") or {}).items())
-        unique, path = (stack[-1][0], stack[-1][1][0]) if stack else ("", "")
-        if self.current and self.current[:2] != (unique, path):
+        call = _module(node)
+        if self.current and self.current[0] != call:
             self.finish()
         if isinstance(value, list):
-            self.current = (unique, path, value[0], True)
+            self.current = (call, value[0], True)
         elif _operation(node) != "getitem":
-            self.current = (unique, path, value, False)
+            self.current = (call, value, False)
 
     def finish(self) -> None:
         if self.current:
-            _, path, value, several = self.current
+            (path, _), value, several = self.current
             call = self.counts.get(path, 0)
             self.counts[path] = call + 1
             if isinstance(value, tuple):
@@ -248,9 +252,9 @@ def _operation(node: Node) -> str:
     return getattr(node.target, "__name__", str(node.target))
 
 
-def _module_path(node: Node) -> str:
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return stack[-1][0] if stack else ""
+def _module(node: Node) -> tuple[str, str]:
+    """The path of the module that called an operation, and which call of it that was."""
+    return node.meta.get("module", ("", ""))
 
 
 def _arguments(node: Node, values: dict[Node, Any]) -> dict[str, Any]:

@@ -1,0 +1,307 @@
+"""A call of a module, recorded while it runs on tensors without values.
+
+Under `torch.inference_mode` a dispatch mode sees the very operations that a module calls (linear, attention), before they are
+taken apart. So one run of the module writes down the graph that an export would, many times faster. What cannot be followed this
+way is left to `torch.export`: values that are read, writes that are seen through another name, tensors of other kinds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import operator
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export.graph_signature import InputKind
+from torch.fx import Graph, Node
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from onebasin.tracing.graph import Call, Program, evaluation_mode, export
+
+
+def read_program(model: nn.Module, call: Call) -> Program:
+    """The operations of one call: recorded if it can be followed, exported otherwise.
+
+    Raises:
+        ValueError: if the inputs do not fit the model, or its control flow depends on data.
+    """
+    with contextlib.suppress(Exception):  # whatever it is, the exporter finds it as well, and says what it is
+        return record(model, call)
+    return export(model, call)
+
+
+def record(model: nn.Module, call: Call) -> Program:
+    """Run one call on tensors without values, and write down its operations. The model is left as it was.
+
+    Raises:
+        NotFollowed: if only an export can tell what the model does.
+    """
+    recorder = _Recorder(model, call)
+    with evaluation_mode(model), _restored(model), recorder.noting_modules(), torch.random.fork_rng(devices=[]):
+        with torch.inference_mode(), recorder:
+            result = model(*call.args, **call.kwargs)
+    return recorder.finish(result)
+
+
+class NotFollowed(Exception):
+    """Something that a recording cannot tell."""
+
+
+@contextlib.contextmanager
+def _restored(model: nn.Module) -> Iterator[None]:
+    """Whatever attributes the modules set while they run (caches, last activations) are as before afterwards."""
+    before = [(m, vars(m).copy(), m._parameters.copy(), m._buffers.copy()) for m in model.modules()]
+    try:
+        yield
+    finally:
+        for module, attributes, parameters, buffers in before:
+            attributes["_parameters"].clear()
+            attributes["_parameters"].update(parameters)
+            attributes["_buffers"].clear()
+            attributes["_buffers"].update(buffers)
+            vars(module).clear()
+            vars(module).update(attributes)
+
+
+class _Result(Tensor):
+    """Stands for what an operation returns: a shape, a type and a device."""
+
+    @staticmethod
+    def __new__(cls, like: Tensor, device: torch.device) -> _Result:
+        with torch.inference_mode(False):  # a view of a plain tensor has to be one
+            return Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+                cls, like.size(), strides=like.stride(), dtype=like.dtype, device=device
+            )
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotFollowed(f"{func} outside of the recording")
+
+
+_META = torch.device("meta")
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes every operation on a parameter, a buffer, an input or a result into a graph.
+
+    Operations on nothing of those (masks, positions) are run, and what they return is a constant of the graph.
+    """
+
+    def __init__(self, model: nn.Module, call: Call):
+        super().__init__()
+        self.graph = Graph()
+        self.inputs: dict[str, tuple[InputKind, str]] = {}
+        self.given: dict[str, Any] = {}
+        self._sources = _name_sources(model, call)  # by identity: what a tensor is, before something reads it
+        self._nodes: dict[int, Node] = {}
+        self._results: list[Tensor] = []  # kept: an identity is that of a living object
+        self._memory: dict[int, object] = {}  # by identity of a tensor: what it shares with its views
+        self._num_names: Counter[object] = Counter()
+        self._fixed_memory: set[int] = set()
+        self._metas: dict[Any, Tensor] = {}
+        self._returned: dict[Any, Any] = {}
+        self._paths = {id(module): path for path, module in model.named_modules()}
+        self._stack: list[tuple[str, str]] = [("", "")]
+        self._num_calls: Counter[str] = Counter()
+
+    # ------------------------------------------------------------------------------------------------------- the modules
+
+    @contextlib.contextmanager
+    def noting_modules(self) -> Iterator[None]:
+        """Within it every operation is noted with the module that calls it."""
+
+        def enter(module: nn.Module, _: Any) -> None:
+            path = self._paths.get(id(module), self._stack[-1][0])
+            self._num_calls[path] += 1
+            self._stack.append((path, f"{path}@{self._num_calls[path]}"))
+
+        def leave(module: nn.Module, *_: Any) -> None:
+            self._stack.pop()
+
+        hooks = nn.modules.module
+        handles = hooks.register_module_forward_pre_hook(enter), hooks.register_module_forward_hook(leave)
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    # ---------------------------------------------------------------------------------------------------- the operations
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        operands = list(_tensors((args, kwargs)))
+        written = _written(func)
+        if not any(id(t) in self._sources or isinstance(t, _Result) for t in operands):
+            if written and any(t.untyped_storage()._cdata in self._fixed_memory for t in operands):
+                raise NotFollowed("a constant is written after it was read")
+            return func(*args, **kwargs)
+        if written:
+            self._check_write(func, written, args)
+        nodes = _map((args, kwargs), Tensor, self._find_node)
+        metas, shares = self._compute(func, nodes)
+        node = self.graph.create_node("call_function", func, *nodes)
+        node.meta = {"val": metas, "module": self._stack[-1]}
+        if written:
+            self._nodes[id(args[0])] = node
+            return args[0]
+        device = next((v for v in _leaves((args, kwargs)) if isinstance(v, torch.device)), operands[0].device)
+        if isinstance(metas, Tensor):
+            return self._add_result(node, metas, device, operands, shares[0])
+        results = []
+        for number, meta in enumerate(metas):
+            if meta is None:
+                results.append(None)
+                continue
+            part = self.graph.create_node("call_function", operator.getitem, (node, number))
+            part.meta = {"val": meta, "module": self._stack[-1]}
+            results.append(self._add_result(part, meta, device, operands, shares[number]))
+        return results
+
+    def _find_node(self, tensor: Tensor) -> Node:
+        """The node of a tensor; parameters, buffers, inputs and constants get theirs when they are first read."""
+        if id(tensor) not in self._nodes:
+            if type(tensor) not in _PLAIN:
+                raise NotFollowed(f"a tensor of type {type(tensor).__name__}")
+            kind, name = self._sources.get(id(tensor), (InputKind.CONSTANT_TENSOR, f"constant_{len(self.given)}"))
+            node = self.graph.create_node("placeholder", name)
+            node.meta = {"val": self._find_meta(tensor)}
+            self.inputs[node.name] = (kind, name)
+            if kind not in (InputKind.PARAMETER, InputKind.BUFFER):
+                self.given[node.name] = tensor
+                self._fixed_memory.add(tensor.untyped_storage()._cdata)
+            self._nodes[id(tensor)] = node
+            self._memory[id(tensor)] = tensor.untyped_storage()._cdata
+            self._num_names[self._memory[id(tensor)]] += 1
+        return self._nodes[id(tensor)]
+
+    def _find_meta(self, tensor: Tensor) -> Tensor:
+        """One tensor without memory for all of the same shape, strides and type."""
+        key = (tensor.size(), tensor.stride(), tensor.dtype)
+        if key not in self._metas:
+            self._metas[key] = torch.empty_strided(*key[:2], dtype=tensor.dtype, device="meta")
+        return self._metas[key]
+
+    def _compute(self, func: Any, nodes: Any) -> tuple[Any, list[int | None]]:
+        """What an operation returns, without values, and whose memory each result shares.
+
+        Computed once for all calls with the same shapes: layers repeat.
+        """
+        key = (func, _freeze(nodes))
+        if key not in self._returned:
+            metas: list[Tensor] = []
+
+            def convert(value: Any) -> Any:
+                if isinstance(value, torch.device):
+                    return _META
+                metas.append(torch.empty_like(value.meta["val"]))  # of its own memory, so that views can be told
+                return metas[-1]
+
+            args, kwargs = _map(nodes, (Node, torch.device), convert)
+            found = func(*args, **kwargs)
+            results = [found] if isinstance(found, Tensor) else found
+            if not isinstance(results, (list, tuple)) or not all(r is None or isinstance(r, Tensor) for r in results):
+                raise NotFollowed(f"{func} returns something else than tensors")
+            owners = [m.untyped_storage()._cdata for m in metas]
+            places = [None if r is None else _find(owners, r.untyped_storage()._cdata) for r in results]
+            found = _map(found, Tensor, self._find_meta)
+            self._returned[key] = found, places
+        return self._returned[key]
+
+    def _add_result(self, node: Node, meta: Tensor, device: torch.device, operands: list[Tensor], place: int | None) -> Tensor:
+        result = _Result(meta, device)
+        self._results.append(result)
+        self._nodes[id(result)] = node
+        self._memory[id(result)] = object() if place is None else self._memory[id(operands[place])]
+        self._num_names[self._memory[id(result)]] += 1
+        return result
+
+    def _check_write(self, func: Any, written: tuple[int, ...], args: Any) -> None:
+        """What is written must be a result that has one name only: then the name stands for the new value from now on."""
+        if written != (0,) or torch.Tag.inplace_view in func.tags or not isinstance(args[0], _Result):
+            raise NotFollowed(f"{func} writes what is not its own")
+        writes_nothing = func is torch.ops.aten.dropout_.default and not args[2]
+        if self._num_names[self._memory[id(args[0])]] > 1 and not writes_nothing:
+            raise NotFollowed(f"{func} may be seen through another name")
+
+    # ------------------------------------------------------------------------------------------------------------ the end
+
+    def finish(self, result: Any) -> Program:
+        """The program; all that the call returned is its output."""
+        leaves = pytree.tree_leaves(result)
+        if not all(isinstance(v, (Tensor, int, float, str, type(None))) for v in leaves):
+            raise NotFollowed("the model returns something else than tensors")
+        self.graph.output(tuple(self._nodes[id(v)] for v in leaves if id(v) in self._nodes))
+        return Program(self.graph, self.inputs, self.given)
+
+
+def _name_sources(model: nn.Module, call: Call) -> dict[int, tuple[InputKind, str]]:
+    """By identity of the tensors: parameters, buffers of the state and inputs."""
+    found: dict[int, tuple[InputKind, str]] = {}
+    arguments = inspect.signature(model.forward).bind(*call.args, **call.kwargs).arguments
+    for name, value in arguments.items():
+        leaves = pytree.tree_leaves(value)
+        for number, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor):
+                found[id(leaf)] = (InputKind.USER_INPUT, name if len(leaves) == 1 else f"{name}_{number}")
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for key, value in model.state_dict(keep_vars=True).items():
+        if isinstance(value, Tensor):
+            found.setdefault(id(value), (InputKind.PARAMETER if key in parameters else InputKind.BUFFER, key))
+    return found
+
+
+@functools.cache
+def _written(func: Any) -> tuple[int, ...]:
+    """Which arguments of an operation are written."""
+    arguments = func._schema.arguments if func._schema.is_mutable else ()
+    return tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
+
+
+def _find(values: list[int], value: int) -> int | None:
+    return values.index(value) if value in values else None
+
+
+def _map(value: Any, kinds: Any, function: Any) -> Any:
+    if isinstance(value, kinds):
+        return function(value)
+    if isinstance(value, (list, tuple)):
+        found = [_map(v, kinds, function) for v in value]
+        return found if isinstance(value, list) else tuple(found)
+    if isinstance(value, dict):
+        return {key: _map(v, kinds, function) for key, v in value.items()}
+    return value
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for entry in value:
+            yield from _leaves(entry)
+    elif isinstance(value, dict):
+        yield from _leaves(list(value.values()))
+    else:
+        yield value
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in _leaves(value) if isinstance(leaf, Tensor))
+
+
+def _freeze(value: Any) -> Any:
+    """A key that two values share only if they are the same to an operation; 1 and 1.0 are not."""
+    if isinstance(value, Node):
+        return id(value.meta["val"])
+    if isinstance(value, (list, tuple)):
+        return tuple(_freeze(v) for v in value)
+    if isinstance(value, dict):
+        return tuple((key, _freeze(v)) for key, v in value.items())
+    return type(value), value
