@@ -124,8 +124,7 @@ def make_step(problem: Problem, net: RebasinNet, lr: float) -> Callable[[Any], t
     optimizer = torch.optim.Adam(groups, fused=problem.device.type in ("cpu", "cuda"), capturable=on_cuda)
     distance = find_distance(problem, net)
 
-    def step(batch: Any) -> torch.Tensor:
-        optimizer.zero_grad()
+    def differentiate(batch: Any) -> torch.Tensor:
         plans = net.plans(check=not on_cuda)  # a check waits for the device; there the next look finds what is wrong
         if distance is None:
             cost = problem.objective(net(problem.source, plans), problem.target, batch)
@@ -133,8 +132,13 @@ def make_step(problem: Problem, net: RebasinNet, lr: float) -> Callable[[Any], t
         else:
             cost, gradients = distance(plans)
             torch.autograd.backward(list(plans.values()), [gradients[name] for name in plans])
-        optimizer.step()
         return cost.detach()
+
+    def step(batch: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        cost = differentiate(batch)  # a function of its own: the plans are gone when Adam makes its moments
+        optimizer.step()
+        return cost
 
     return step
 
