@@ -226,6 +226,7 @@ def _reporter(progress: bool, callback: Callable[[dict[str, Any]], None] | None)
 
 def check_same_architecture(source: Mapping[str, Any], target: Mapping[str, Any]) -> None:
     """Refuse states that differ in keys or shapes, or hold NaN, naming the first difference."""
+    sums: list[tuple[str, str, Tensor]] = []
     for key in target:
         if key not in source:
             raise ValueError(
@@ -244,13 +245,21 @@ def check_same_architecture(source: Mapping[str, Any], target: Mapping[str, Any]
         for which, tensor in (("to permute", value), ("to align to", theirs)):
             if tensor.is_meta:
                 raise ValueError(f"the model {which} is on the meta device: it has no values to align")
-            if tensor.is_floating_point() and not _is_finite(tensor):
-                raise ValueError(f"{key!r} of the model {which} holds NaN or infinity")
-
-
-def _is_finite(tensor: Tensor) -> bool:
+            if tensor.is_floating_point():
+                sums.append((key, which, tensor.sum()))
     # What is not finite shows in the sum. The converse fails where a sum of large numbers overflows: look at each then.
-    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+    for key, which, total in sums if not _are_finite([total for _, _, total in sums]) else ():
+        tensor = (source if which == "to permute" else target)[key]
+        if not total.isfinite() and not tensor.isfinite().all():
+            raise ValueError(f"{key!r} of the model {which} holds NaN or infinity")
+
+
+def _are_finite(numbers: Sequence[Tensor]) -> bool:
+    """Of all at once: a GPU is waited for once a type of them."""
+    alike: dict[Any, list[Tensor]] = {}
+    for number in numbers:
+        alike.setdefault((number.device, number.dtype), []).append(number)
+    return all(bool(torch.stack(some).isfinite().all()) for some in alike.values())
 
 
 def _find_symmetry(model: Any, example_inputs: Any, symmetry: Symmetry | None) -> Symmetry:

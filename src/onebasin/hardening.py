@@ -63,7 +63,7 @@ def harden(
     indices = dict(symmetry.identity().indices)
     for group in chosen:
         indices[group.name] = best[group.name][_chosen_pairs(symmetry, group, indices)]
-    return Permutation(symmetry, indices)
+    return Permutation.trusted(symmetry, indices)
 
 
 def _towards(symmetry: Symmetry, value: Tensor, child: Group, parent: Group) -> Tensor:

@@ -44,8 +44,8 @@ class Permutation:
         self._cache: Cache = {}
 
     @classmethod
-    def _trusted(cls, symmetry: Symmetry, indices: dict[str, Tensor]) -> Permutation:
-        """One that was made of permutations, and needs no check: weight matching composes at every group it decides."""
+    def trusted(cls, symmetry: Symmetry, indices: dict[str, Tensor]) -> Permutation:
+        """Of indices on the CPU that are known to be permutations, and need no check."""
         made = object.__new__(cls)
         made.symmetry, made.indices, made._cache = symmetry, indices, {}
         return made
@@ -103,7 +103,7 @@ class Permutation:
             if not self._moving.keys().isdisjoint((name, *group.parents)):
                 outer = tuple(s.unsqueeze(-1) for s in self._parent_sources(group))
                 indices[name] = other[name][(*outer, self[name])]
-        return Permutation._trusted(self.symmetry, indices)
+        return Permutation.trusted(self.symmetry, indices)
 
     def inverse(self) -> Permutation:
         """The permutation that undoes this one."""

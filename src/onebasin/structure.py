@@ -258,7 +258,7 @@ class Symmetry:
         if not all(sizes.values()):
             unknown = ", ".join(sorted(name for name, size in sizes.items() if not size))
             raise ValueError(f"the sizes of {unknown} are not known yet: bind the symmetry to a model first")
-        return Permutation(
+        return Permutation.trusted(
             self,
             {name: make((*(sizes[p] for p in g.parents), g.size)) for name, g in self.groups.items()},
         )

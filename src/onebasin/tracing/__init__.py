@@ -40,8 +40,8 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True) -> Symm
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
     calls = read_calls(example_inputs)
-    result, programs = trace_calls(model, calls)
     state = {key: value for key, value in read_state(model).items() if isinstance(value, Tensor)}
+    result, programs = trace_calls(model, calls)
     if verify and not any(value.is_meta for value in state.values()):
         verify_programs(result, programs, state)
     return result

@@ -53,8 +53,8 @@ class Program:
     """The operations of one call.
 
     Attributes:
-        graph: the operations, in order. ``meta["val"]`` of a node is a tensor of the shape and type of its result (or a list of
-            those), ``meta["module"]`` the path of the module that called it, and a name of that one call of the module.
+        graph: the operations, in order. ``meta["val"]`` of a node is a tensor of the shape and type of its result, or a list
+            of those, ``meta["module"]`` the path of the module that called it, and a name of that one call of the module.
         inputs: what each placeholder stands for: its kind, and its state key or its name.
         given: the values of placeholders that are not of the state: inputs of the call, and constants.
     """
@@ -81,7 +81,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep the exporter's warnings and logs about its own internals to itself: what matters comes as an exception."""
     loggers = [logging.getLogger(f"torch.{name}") for name in ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes")]
     were_disabled = [logger.disabled for logger in loggers]
@@ -103,7 +103,7 @@ def export(model: nn.Module, call: Call) -> Program:
         ValueError: if the inputs do not fit the model, or its control flow depends on data.
     """
     try:
-        with evaluation_mode(model), _quiet():
+        with evaluation_mode(model), quiet():
             exported = torch.export.export(model, call.args, call.kwargs, strict=False)
             _inline_regions(exported.graph_module)
             if _mutates(exported.graph):

@@ -1,8 +1,9 @@
 """A call of a module, recorded while it runs on tensors without values.
 
-Under `torch.inference_mode` a dispatch mode sees the very operations that a module calls (linear, attention), before they are
-taken apart. So one run of the module writes down the graph that an export would, many times faster. What cannot be followed this
-way is left to `torch.export`: values that are read, writes that are seen through another name, tensors of other kinds.
+Under `torch.inference_mode` a dispatch mode sees the very operations that a module calls (linear, attention), before they
+are taken apart. So one run of the module writes down the graph that an export would, ten times faster. What cannot be
+followed this way is left to `torch.export`: values that are read, writes that are seen through another name, other kinds of
+tensors.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onebasin.tracing.graph import Call, Program, evaluation_mode, export
+from onebasin.tracing.graph import Call, Program, evaluation_mode, export, quiet
+from onebasin.tracing.shapes import Shapes, id_of_memory, iterate_leaves, map_leaves
 
 
 def read_program(model: nn.Module, call: Call) -> Program:
@@ -43,8 +45,10 @@ def record(model: nn.Module, call: Call) -> Program:
         NotFollowed: if only an export can tell what the model does.
     """
     recorder = _Recorder(model, call)
-    with evaluation_mode(model), _restored(model), recorder.noting_modules(), torch.random.fork_rng(devices=[]):
-        with torch.inference_mode(), recorder:
+    with contextlib.ExitStack() as stack:
+        for context in (evaluation_mode(model), quiet(), _restored(model), torch.random.fork_rng(devices=[])):
+            stack.enter_context(context)
+        with recorder.noting_modules(), torch.inference_mode(), recorder:
             result = model(*call.args, **call.kwargs)
     return recorder.finish(result)
 
@@ -79,14 +83,13 @@ class _Result(Tensor):
                 cls, like.size(), strides=like.stride(), dtype=like.dtype, device=device
             )
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         raise NotFollowed(f"{func} outside of the recording")
 
 
-_META = torch.device("meta")
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
 
@@ -107,8 +110,7 @@ class _Recorder(TorchDispatchMode):
         self._memory: dict[int, object] = {}  # by identity of a tensor: what it shares with its views
         self._num_names: Counter[object] = Counter()
         self._fixed_memory: set[int] = set()
-        self._metas: dict[Any, Tensor] = {}
-        self._returned: dict[Any, Any] = {}
+        self._shapes = Shapes()
         self._paths = {id(module): path for path, module in model.named_modules()}
         self._stack: list[tuple[str, str]] = [("", "")]
         self._num_calls: Counter[str] = Counter()
@@ -139,24 +141,25 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        operands = list(_tensors((args, kwargs)))
+        leaves = list(iterate_leaves((args, kwargs)))
+        operands = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         written = _written(func)
-        if not any(id(t) in self._sources or isinstance(t, _Result) for t in operands):
-            if written and any(t.untyped_storage()._cdata in self._fixed_memory for t in operands):
+        if not any(self._is_followed(operand) for operand in operands):
+            if written and any(id_of_memory(operand) in self._fixed_memory for operand in operands):
                 raise NotFollowed("a constant is written after it was read")
             return func(*args, **kwargs)
         if written:
             self._check_write(func, written, args)
-        nodes = _map((args, kwargs), Tensor, self._find_node)
-        metas, shares = self._compute(func, nodes)
+        nodes = map_leaves((args, kwargs), Tensor, self._find_node)
+        metas, shared = self._shapes.compute(func, nodes)
         node = self.graph.create_node("call_function", func, *nodes)
         node.meta = {"val": metas, "module": self._stack[-1]}
         if written:
             self._nodes[id(args[0])] = node
             return args[0]
-        device = next((v for v in _leaves((args, kwargs)) if isinstance(v, torch.device)), operands[0].device)
+        device = next((leaf for leaf in leaves if isinstance(leaf, torch.device)), operands[0].device)
         if isinstance(metas, Tensor):
-            return self._add_result(node, metas, device, operands, shares[0])
+            return self._add_result(node, device, operands, shared[0])
         results = []
         for number, meta in enumerate(metas):
             if meta is None:
@@ -164,8 +167,11 @@ class _Recorder(TorchDispatchMode):
                 continue
             part = self.graph.create_node("call_function", operator.getitem, (node, number))
             part.meta = {"val": meta, "module": self._stack[-1]}
-            results.append(self._add_result(part, meta, device, operands, shares[number]))
+            results.append(self._add_result(part, device, operands, shared[number]))
         return results
+
+    def _is_followed(self, tensor: Any) -> bool:
+        return id(tensor) in self._sources or isinstance(tensor, _Result)
 
     def _find_node(self, tensor: Tensor) -> Node:
         """The node of a tensor; parameters, buffers, inputs and constants get theirs when they are first read."""
@@ -174,51 +180,18 @@ class _Recorder(TorchDispatchMode):
                 raise NotFollowed(f"a tensor of type {type(tensor).__name__}")
             kind, name = self._sources.get(id(tensor), (InputKind.CONSTANT_TENSOR, f"constant_{len(self.given)}"))
             node = self.graph.create_node("placeholder", name)
-            node.meta = {"val": self._find_meta(tensor)}
+            node.meta = {"val": self._shapes.of(tensor)}
             self.inputs[node.name] = (kind, name)
             if kind not in (InputKind.PARAMETER, InputKind.BUFFER):
                 self.given[node.name] = tensor
-                self._fixed_memory.add(tensor.untyped_storage()._cdata)
+                self._fixed_memory.add(id_of_memory(tensor))
             self._nodes[id(tensor)] = node
-            self._memory[id(tensor)] = tensor.untyped_storage()._cdata
+            self._memory[id(tensor)] = id_of_memory(tensor)
             self._num_names[self._memory[id(tensor)]] += 1
         return self._nodes[id(tensor)]
 
-    def _find_meta(self, tensor: Tensor) -> Tensor:
-        """One tensor without memory for all of the same shape, strides and type."""
-        key = (tensor.size(), tensor.stride(), tensor.dtype)
-        if key not in self._metas:
-            self._metas[key] = torch.empty_strided(*key[:2], dtype=tensor.dtype, device="meta")
-        return self._metas[key]
-
-    def _compute(self, func: Any, nodes: Any) -> tuple[Any, list[int | None]]:
-        """What an operation returns, without values, and whose memory each result shares.
-
-        Computed once for all calls with the same shapes: layers repeat.
-        """
-        key = (func, _freeze(nodes))
-        if key not in self._returned:
-            metas: list[Tensor] = []
-
-            def convert(value: Any) -> Any:
-                if isinstance(value, torch.device):
-                    return _META
-                metas.append(torch.empty_like(value.meta["val"]))  # of its own memory, so that views can be told
-                return metas[-1]
-
-            args, kwargs = _map(nodes, (Node, torch.device), convert)
-            found = func(*args, **kwargs)
-            results = [found] if isinstance(found, Tensor) else found
-            if not isinstance(results, (list, tuple)) or not all(r is None or isinstance(r, Tensor) for r in results):
-                raise NotFollowed(f"{func} returns something else than tensors")
-            owners = [m.untyped_storage()._cdata for m in metas]
-            places = [None if r is None else _find(owners, r.untyped_storage()._cdata) for r in results]
-            found = _map(found, Tensor, self._find_meta)
-            self._returned[key] = found, places
-        return self._returned[key]
-
-    def _add_result(self, node: Node, meta: Tensor, device: torch.device, operands: list[Tensor], place: int | None) -> Tensor:
-        result = _Result(meta, device)
+    def _add_result(self, node: Node, device: torch.device, operands: list[Tensor], place: int | None) -> Tensor:
+        result = _Result(node.meta["val"], device)
         self._results.append(result)
         self._nodes[id(result)] = node
         self._memory[id(result)] = object() if place is None else self._memory[id(operands[place])]
@@ -238,9 +211,9 @@ class _Recorder(TorchDispatchMode):
     def finish(self, result: Any) -> Program:
         """The program; all that the call returned is its output."""
         leaves = pytree.tree_leaves(result)
-        if not all(isinstance(v, (Tensor, int, float, str, type(None))) for v in leaves):
+        if not all(isinstance(leaf, (Tensor, int, float, str, type(None))) for leaf in leaves):
             raise NotFollowed("the model returns something else than tensors")
-        self.graph.output(tuple(self._nodes[id(v)] for v in leaves if id(v) in self._nodes))
+        self.graph.output(tuple(self._find_node(leaf) for leaf in leaves if self._is_followed(leaf)))
         return Program(self.graph, self.inputs, self.given)
 
 
@@ -265,43 +238,3 @@ def _written(func: Any) -> tuple[int, ...]:
     """Which arguments of an operation are written."""
     arguments = func._schema.arguments if func._schema.is_mutable else ()
     return tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
-
-
-def _find(values: list[int], value: int) -> int | None:
-    return values.index(value) if value in values else None
-
-
-def _map(value: Any, kinds: Any, function: Any) -> Any:
-    if isinstance(value, kinds):
-        return function(value)
-    if isinstance(value, (list, tuple)):
-        found = [_map(v, kinds, function) for v in value]
-        return found if isinstance(value, list) else tuple(found)
-    if isinstance(value, dict):
-        return {key: _map(v, kinds, function) for key, v in value.items()}
-    return value
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple)):
-        for entry in value:
-            yield from _leaves(entry)
-    elif isinstance(value, dict):
-        yield from _leaves(list(value.values()))
-    else:
-        yield value
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    return (leaf for leaf in _leaves(value) if isinstance(leaf, Tensor))
-
-
-def _freeze(value: Any) -> Any:
-    """A key that two values share only if they are the same to an operation; 1 and 1.0 are not."""
-    if isinstance(value, Node):
-        return id(value.meta["val"])
-    if isinstance(value, (list, tuple)):
-        return tuple(_freeze(v) for v in value)
-    if isinstance(value, dict):
-        return tuple((key, _freeze(v)) for key, v in value.items())
-    return type(value), value

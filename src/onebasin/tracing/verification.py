@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -129,6 +130,7 @@ def _of_program(program: Program) -> Function:
     keys = {name: key for name, (kind, key) in program.inputs.items() if kind in (InputKind.PARAMETER, InputKind.BUFFER)}
     given = {name: _promote(value) for name, value in program.given.items()}
     last_reads = _find_last_reads(program.graph)
+    is_random = any(torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in program.graph.nodes)
 
     def function(state: Mapping[str, Tensor]) -> list[Tensor]:
         values: dict[Node, Any] = {}
@@ -150,7 +152,7 @@ def _of_program(program: Program) -> Function:
             raise AssertionError("a graph without an output")
 
         with torch.inference_mode():
-            return _run(replay)
+            return _list_tensors(_seeded(replay) if is_random else replay())
 
     return function
 
@@ -176,16 +178,20 @@ def _of_module(model: nn.Module, call: Call) -> Function:
     def function(state: Mapping[str, Tensor]) -> list[Tensor]:
         args, kwargs = pytree.tree_map(_promote, (call.args, call.kwargs))
         promoted = {key: _promote(value) for key, value in state.items()}
-        with evaluation_mode(model), _Float64():
-            return _run(lambda: torch.func.functional_call(model, promoted, args, kwargs))
+        with evaluation_mode(model), torch.no_grad(), _Float64():
+            return _list_tensors(_seeded(lambda: torch.func.functional_call(model, promoted, args, kwargs)))
 
     return function
 
 
-def _run(call: Callable[[], Any]) -> list[Tensor]:
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+def _seeded(call: Callable[[], Any]) -> Any:
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return [value for value in pytree.tree_leaves(call()) if isinstance(value, Tensor)]
+        return call()
+
+
+def _list_tensors(result: Any) -> list[Tensor]:
+    return [value for value in pytree.tree_leaves(result) if isinstance(value, Tensor)]
 
 
 def _check(symmetry: Symmetry, function: Function, state: Mapping[str, Tensor], what: str, tolerance: float) -> float:
@@ -258,18 +264,21 @@ def _difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
 _NUM_DRAWN = 65537
 
 
+@functools.cache
+def _draw(device: torch.device) -> Tensor:
+    return torch.rand(2 * _NUM_DRAWN, generator=torch.Generator().manual_seed(0)).to(device)
+
+
 def _randomise(symmetry: Symmetry, state: Mapping[str, Tensor], buffers: set[str], scale: float) -> LazyState:
     """Weights at a scale that neither vanishes nor explodes with depth; buffers perturbed, variances kept positive.
 
     They are made where they are read, in float32: a second model is never held.
     """
-    drawn = torch.rand(2 * _NUM_DRAWN, generator=torch.Generator().manual_seed(0))
-    drawn_on = {device: drawn.to(device) for device in {value.device for value in state.values()}}
     alias = {key: keys[0] for keys in symmetry.ties for key in keys}
     starts = dict(zip(state, itertools.accumulate(value.numel() for value in state.values()), strict=True))
 
     def uniform(value: Tensor, start: int, low: float, high: float) -> Tensor:
-        block = drawn_on[value.device][start % _NUM_DRAWN :][: min(value.numel(), _NUM_DRAWN)]
+        block = _draw(value.device)[start % _NUM_DRAWN :][: min(value.numel(), _NUM_DRAWN)]
         block = block * (high - low) + low
         return block.repeat(-(-value.numel() // _NUM_DRAWN))[: value.numel()].view(value.shape)
 

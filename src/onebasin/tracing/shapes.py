@@ -1,0 +1,119 @@
+"""What an operation returns, without computing it: shapes, strides, types, and whose memory a result shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+_META = torch.device("meta")
+
+
+class Shapes:
+    """Answers once for all calls with operands of the same shapes, since layers repeat."""
+
+    def __init__(self) -> None:
+        self._metas: dict[Any, Tensor] = {}
+        self._returned: dict[Any, tuple[Any, list[int | None]]] = {}
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """One tensor without memory for all of the same shape, strides and type."""
+        key = (tensor.size(), tensor.stride(), tensor.dtype)
+        if key not in self._metas:
+            self._metas[key] = _without_memory(tensor)
+        return self._metas[key]
+
+    def compute(self, func: Any, nodes: Any) -> tuple[Any, list[int | None]]:
+        """What an operation returns, a tensor or a sequence of those, and for each the operand whose memory it shares.
+
+        Args:
+            func: an operation.
+            nodes: its arguments and keyword arguments; the nodes among them have their shapes in ``meta["val"]``.
+
+        Raises:
+            TypeError: if it returns something else.
+        """
+        key = (func, _freeze(nodes))
+        if key not in self._returned:
+            operands: list[Tensor] = []
+
+            def convert(value: Any) -> Any:
+                if isinstance(value, torch.device):
+                    return _META
+                operands.append(_without_memory(value.meta["val"]))  # memory of its own, so that views can be told
+                return operands[-1]
+
+            args, kwargs = map_leaves(nodes, (Node, torch.device), convert)
+            found = _foresee(func, *args) if args and not kwargs else None
+            found = func(*args, **kwargs) if found is None else found
+            results = [found] if isinstance(found, Tensor) else found
+            if not isinstance(results, (list, tuple)) or not all(r is None or isinstance(r, Tensor) for r in results):
+                raise TypeError(f"{func} returns something else than tensors")
+            owners = {id_of_memory(operand): place for place, operand in reversed(list(enumerate(operands)))}
+            shared = [None if r is None else owners.get(id_of_memory(r)) for r in results]
+            self._returned[key] = map_leaves(found, Tensor, self.of), shared
+        return self._returned[key]
+
+
+def id_of_memory(tensor: Tensor) -> int:
+    """The same for all views of a tensor."""
+    return tensor.untyped_storage()._cdata
+
+
+def map_leaves(value: Any, kinds: Any, function: Callable[[Any], Any]) -> Any:
+    """Lists, tuples and dicts with everything of these kinds in them replaced."""
+    if isinstance(value, kinds):
+        return function(value)
+    if isinstance(value, (list, tuple)):
+        found = [map_leaves(v, kinds, function) for v in value]
+        return found if isinstance(value, list) else tuple(found)
+    if isinstance(value, dict):
+        return {key: map_leaves(v, kinds, function) for key, v in value.items()}
+    return value
+
+
+def iterate_leaves(value: Any) -> Iterator[Any]:
+    """What is in lists, tuples and dicts, in order."""
+    if isinstance(value, (list, tuple)):
+        for entry in value:
+            yield from iterate_leaves(entry)
+    elif isinstance(value, dict):
+        yield from iterate_leaves(list(value.values()))
+    else:
+        yield value
+
+
+def _freeze(value: Any) -> Any:
+    """A key that two values share only if they are the same to an operation; 1 and 1.0 are not."""
+    if isinstance(value, Node):
+        return id(value.meta["val"])
+    if isinstance(value, (list, tuple)):
+        return tuple(_freeze(v) for v in value)
+    if isinstance(value, dict):
+        return tuple((key, _freeze(v)) for key, v in value.items())
+    return type(value), value
+
+
+def _without_memory(like: Tensor) -> Tensor:
+    return torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device=_META)
+
+
+_ALIKE = {getattr(torch.ops.aten, name).default for name in ("relu", "relu_", "gelu", "silu", "silu_", "tanh", "sigmoid")}
+
+
+def _foresee(func: Any, inputs: Any, *others: Any) -> Tensor | None:
+    """What the commonest operations return, which take a millisecond to say so themselves; None where that is not plain."""
+    if func in _ALIKE and inputs.is_floating_point():
+        return inputs if func._schema.is_mutable else _without_memory(inputs)
+    if func is torch.ops.aten.linear.default:
+        weight, *bias = others
+        fits = weight.dim() == 2 and inputs.dim() > 0 and inputs.shape[-1] == weight.shape[1]
+        if fits and all(b is None or b.shape == weight.shape[:1] for b in bias) and inputs.dtype == weight.dtype:
+            return torch.empty((*inputs.shape[:-1], weight.shape[0]), dtype=inputs.dtype, device=_META)
+    if func is torch.ops.aten.batch_norm.default and inputs.dim() > 1 and not others[4]:
+        fits = all(vector is None or vector.shape == inputs.shape[1:2] for vector in others[:4])
+        return _without_memory(inputs) if fits else None
+    return None
