@@ -65,10 +65,9 @@ class SoftDistance:
             self._chains.append(_Chain(rows[0], rows[1], ((group, -1),)))
         self._fixed = torch.stack(fixed).sum() if fixed else None
 
-    def __call__(self, plans: Plans) -> tuple[Tensor, dict[str, Tensor]]:
-        """The distance at these plans, and its gradient in each of them; both without a graph."""
+    def __call__(self, plans: Plans, gradients: Plans) -> Tensor:
+        """The distance at these plans; what it adds to the gradient in each of them is added to `gradients`."""
         plans = {name: plan.detach() for name, plan in plans.items()}
-        gradients = {name: torch.zeros_like(plan) for name, plan in plans.items()}
         costs = [] if self._fixed is None else [self._fixed]
         costs += [self._differentiate(portion, plans, gradients) for portion in self._portions if portion]
         room = max((chain.room for chain in self._chains), default=0)
@@ -76,9 +75,9 @@ class SoftDistance:
             # One piece for all tensors: the pages of fresh memory would cost as much as a pass over it.
             memory = self._chains[0].source.new_empty(room)
             costs += [chain.differentiate(self._kind, plans, gradients, memory) for chain in self._chains]
-        return torch.stack(costs).sum(), gradients
+        return torch.stack(costs).sum()
 
-    def _differentiate(self, pairs: Mapping[str, _Pair], plans: Plans, gradients: Mapping[str, Tensor]) -> Tensor:
+    def _differentiate(self, pairs: Mapping[str, _Pair], plans: Plans, gradients: Plans) -> Tensor:
         """The cost of some tensors by autograd: small ones, which share products, and those of nested groups."""
         layouts = self._symmetry.layouts
         used = sorted(names(tuple(term for key in pairs for term in layouts[key])) & plans.keys())
@@ -116,7 +115,7 @@ class _Chain:
         """Entries of the memory that `differentiate` needs: the moved tensor after each product, and the source in order."""
         return self.source.numel() * (len(self.moves) + (not self.source.is_contiguous()))
 
-    def differentiate(self, kind: Kind, plans: Plans, gradients: Mapping[str, Tensor], memory: Tensor) -> Tensor:
+    def differentiate(self, kind: Kind, plans: Plans, gradients: Plans, memory: Tensor) -> Tensor:
         """The cost; its gradients are added to `gradients`."""
         pieces = [piece.view(self.source.shape) for piece in memory[: self.room].split(self.source.numel())]
         stages = [self.source if self.source.is_contiguous() else pieces.pop().copy_(self.source)]

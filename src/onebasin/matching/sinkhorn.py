@@ -124,15 +124,18 @@ def make_step(problem: Problem, net: RebasinNet, lr: float) -> Callable[[Any], t
     optimizer = torch.optim.Adam(groups, fused=problem.device.type in ("cpu", "cuda"), capturable=on_cuda)
     distance = find_distance(problem, net)
 
+    check = not on_cuda  # a check of the plans waits for the device; there the next look finds what is wrong
+
     def differentiate(batch: Any) -> torch.Tensor:
-        plans = net.plans(check=not on_cuda)  # a check waits for the device; there the next look finds what is wrong
         if distance is None:
-            cost = problem.objective(net(problem.source, plans), problem.target, batch)
+            cost = problem.objective(net(problem.source, net.plans(check)), problem.target, batch)
             cost.backward()
-        else:
-            cost, gradients = distance(plans)
-            torch.autograd.backward(list(plans.values()), [gradients[name] for name in plans])
-        return cost.detach()
+            return cost.detach()
+        plans = net.stacked_plans(check)
+        gradients = {size: torch.zeros_like(stack) for size, stack in plans.items()}
+        cost = distance(net.unstack(plans), net.unstack(gradients))
+        torch.autograd.backward(list(plans.values()), list(gradients.values()))
+        return cost
 
     def step(batch: Any) -> torch.Tensor:
         optimizer.zero_grad()
