@@ -153,6 +153,20 @@ def test_constants_are_computed():
         assert len(ob.symmetry(model, torch.rand(3, 4)).groups) == (1 if name == "same" else 0)
 
 
+def test_what_is_made_in_the_shape_of_a_result_is_a_constant():
+    """And may be written through views: so masks are made."""
+
+    def forward(self, x):
+        h = self.first(x)
+        mask = h.new_zeros(8)
+        mask[:4] = 1.0
+        return self.last(h * mask + torch.zeros_like(h))
+
+    program = record(two_layers(forward), call_of(torch.rand(3, 4)))
+    assert [tuple(value.shape) for value in program.given.values()] == [(3, 4), (8,), (3, 8)]
+    assert not ob.symmetry(two_layers(forward), torch.rand(3, 4)).groups
+
+
 def test_values_of_constants_may_be_read():
     def forward(self, x):
         steps = torch.arange(3)
@@ -231,6 +245,20 @@ def test_inputs_have_the_names_of_the_arguments():
     model = two_layers(lambda self, x: self.last(self.first(x["left"]) + self.first(x["right"])))
     program = record(model, call_of(({"left": torch.rand(3, 4), "right": torch.rand(3, 4)},)))
     assert [name for kind, name in program.inputs.values() if kind.name == "USER_INPUT"] == ["args_0", "args_1"]
+
+
+def test_constants_have_names():
+    def forward(self, x):
+        return self.last(self.first(x) * self.scales + torch.arange(8.0))
+
+    model = two_layers(forward)
+    model.register_buffer("scales", torch.arange(8.0), persistent=False)
+    program = record(model, call_of(torch.rand(3, 4)))
+    assert [name for kind, name in program.inputs.values() if kind.name == "CONSTANT_TENSOR"] == [
+        "scales",
+        "made for the model",
+    ]
+    assert "scales" in {pin.operation for pin in ob.symmetry(model, torch.rand(3, 4)).pinned.values()}
 
 
 def test_operations_know_the_modules_that_call_them():

@@ -64,9 +64,9 @@ def _take_fingerprints(problem: Problem) -> Fingerprints | None:
                 alone = len(chain) == pair[0].dim()  # nothing to reduce: a bias
                 for reduction in (torch.sum,) if alone else (torch.sum, torch.linalg.vector_norm):
                     numbers = [reduce_to(tensor, chain, reduction).double() for tensor in pair]
-                    norm, other, spread, largest = torch.stack(
-                        [*(n.square().sum().sqrt() for n in numbers), numbers[0].std(), numbers[0].abs().max()]
-                    ).tolist()
+                    norms = [torch.linalg.vector_norm(n) for n in numbers]
+                    largest = torch.linalg.vector_norm(numbers[0], float("inf"))
+                    norm, other, spread, largest = torch.stack([*norms, numbers[0].std(), largest]).tolist()
                     if abs(norm - other) > _SAME * norm:
                         return None
                     if spread > _LEAST_SPREAD * largest:

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onebasin.tracing.graph import Call, Program, evaluation_mode, export, quiet
-from onebasin.tracing.shapes import Shapes, id_of_memory, iterate_leaves, map_leaves
+from onebasin.tracing.shapes import Shapes, id_of_memory, iterate_leaves, make_empty, map_leaves
 
 
 def read_program(model: nn.Module, call: Call) -> Program:
@@ -93,6 +93,12 @@ class _Result(Tensor):
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
 
+_MAKERS = {
+    getattr(torch.ops.aten, name)
+    for name in ("new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "full_like", "empty_like")
+}
+
+
 class _Recorder(TorchDispatchMode):
     """Writes every operation on a parameter, a buffer, an input or a result into a graph.
 
@@ -105,6 +111,7 @@ class _Recorder(TorchDispatchMode):
         self.inputs: dict[str, tuple[InputKind, str]] = {}
         self.given: dict[str, Any] = {}
         self._sources = _name_sources(model, call)  # by identity: what a tensor is, before something reads it
+        self._constants = {id(buffer): key for key, buffer in model.named_buffers()}  # names of those that are not state
         self._nodes: dict[int, Node] = {}
         self._results: list[Tensor] = []  # kept: an identity is that of a living object
         self._memory: dict[int, object] = {}  # by identity of a tensor: what it shares with its views
@@ -148,6 +155,8 @@ class _Recorder(TorchDispatchMode):
             if written and any(id_of_memory(operand) in self._fixed_memory for operand in operands):
                 raise NotFollowed("a constant is written after it was read")
             return func(*args, **kwargs)
+        if func.overloadpacket in _MAKERS and not args[0].is_meta:  # reads a shape, no values: what it makes is a constant
+            return func(make_empty(args[0], args[0].device), *args[1:], **kwargs)
         if written:
             self._check_write(func, written, args)
         nodes = map_leaves((args, kwargs), Tensor, self._find_node)
@@ -178,7 +187,8 @@ class _Recorder(TorchDispatchMode):
         if id(tensor) not in self._nodes:
             if type(tensor) not in _PLAIN:
                 raise NotFollowed(f"a tensor of type {type(tensor).__name__}")
-            kind, name = self._sources.get(id(tensor), (InputKind.CONSTANT_TENSOR, f"constant_{len(self.given)}"))
+            constant = self._constants.get(id(tensor), f"made for {self._stack[-1][0] or 'the model'}")
+            kind, name = self._sources.get(id(tensor), (InputKind.CONSTANT_TENSOR, constant))
             node = self.graph.create_node("placeholder", name)
             node.meta = {"val": self._shapes.of(tensor)}
             self.inputs[node.name] = (kind, name)

@@ -23,7 +23,7 @@ class Shapes:
         """One tensor without memory for all of the same shape, strides and type."""
         key = (tensor.size(), tensor.stride(), tensor.dtype)
         if key not in self._metas:
-            self._metas[key] = _without_memory(tensor)
+            self._metas[key] = make_empty(tensor)
         return self._metas[key]
 
     def compute(self, func: Any, nodes: Any) -> tuple[Any, list[int | None]]:
@@ -43,7 +43,7 @@ class Shapes:
             def convert(value: Any) -> Any:
                 if isinstance(value, torch.device):
                     return _META
-                operands.append(_without_memory(value.meta["val"]))  # memory of its own, so that views can be told
+                operands.append(make_empty(value.meta["val"]))  # memory of its own, so that views can be told
                 return operands[-1]
 
             args, kwargs = map_leaves(nodes, (Node, torch.device), convert)
@@ -97,8 +97,9 @@ def _freeze(value: Any) -> Any:
     return type(value), value
 
 
-def _without_memory(like: Tensor) -> Tensor:
-    return torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device=_META)
+def make_empty(like: Tensor, device: torch.device = _META) -> Tensor:
+    """A tensor of the same shape, strides and type; without memory, unless a device is named."""
+    return torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device=device)
 
 
 _ALIKE = {getattr(torch.ops.aten, name).default for name in ("relu", "relu_", "gelu", "silu", "silu_", "tanh", "sigmoid")}
@@ -107,7 +108,7 @@ _ALIKE = {getattr(torch.ops.aten, name).default for name in ("relu", "relu_", "g
 def _foresee(func: Any, inputs: Any, *others: Any) -> Tensor | None:
     """What the commonest operations return, which take a millisecond to say so themselves; None where that is not plain."""
     if func in _ALIKE and inputs.is_floating_point():
-        return inputs if func._schema.is_mutable else _without_memory(inputs)
+        return inputs if func._schema.is_mutable else make_empty(inputs)
     if func is torch.ops.aten.linear.default:
         weight, *bias = others
         fits = weight.dim() == 2 and inputs.dim() > 0 and inputs.shape[-1] == weight.shape[1]
@@ -115,5 +116,5 @@ def _foresee(func: Any, inputs: Any, *others: Any) -> Tensor | None:
             return torch.empty((*inputs.shape[:-1], weight.shape[0]), dtype=inputs.dtype, device=_META)
     if func is torch.ops.aten.batch_norm.default and inputs.dim() > 1 and not others[4]:
         fits = all(vector is None or vector.shape == inputs.shape[1:2] for vector in others[:4])
-        return _without_memory(inputs) if fits else None
+        return make_empty(inputs) if fits else None
     return None
