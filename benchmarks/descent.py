@@ -4,7 +4,7 @@ A permuted copy of a network is aligned on L2 by the Sinkhorn descent. The floor
 as they are run, at the speed of a large product in the same process. Beside it stand our step and two parts of it, the
 distance with its gradient in the plans, and the plans with theirs in the logits; the general step, through a softly
 permuted network, which other objectives take; and the authors' step on the same task (``--authors`` is an interpreter that
-has `sinkhorn-rebasin` 0.0.2). The looks at the hard permutation, which `benchmarks.align` counts, are left out on both sides.
+has `sinkhorn-rebasin` 0.0.2). The looks at the hard permutation, which `benchmarks.align` counts, are left out of both.
 
 Times are seconds that one thread of the process computed, the least of several rounds. On a machine that others use its
 speed comes and goes, so in each round everything is measured in turn.
