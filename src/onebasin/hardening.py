@@ -60,7 +60,7 @@ def harden(
             if carry and parent is not None:
                 value = scores[group.name].gather(-1, index.unsqueeze(-1)).sum((-1, -2))
                 scores[parent] = scores[parent] + _towards(symmetry, value, group, symmetry.groups[parent])
-    indices = dict(symmetry.identity().indices)
+    indices = dict(symmetry.still)
     for group in chosen:
         indices[group.name] = best[group.name][_chosen_pairs(symmetry, group, indices)]
     return Permutation.trusted(symmetry, indices)

@@ -53,7 +53,8 @@ class Permutation:
     @functools.cached_property
     def _moving(self) -> dict[str, Tensor]:
         """A tensor whose groups all stay is not copied, and one of which a single axis moves is moved in whole rows."""
-        return {name: index for name, index in self.indices.items() if not torch.equal(index, _identity_like(index))}
+        still = self.symmetry.still
+        return {n: index for n, index in self.indices.items() if index is not still[n] and not torch.equal(index, still[n])}
 
     def __getitem__(self, group: str) -> Tensor:
         return self.indices[group]

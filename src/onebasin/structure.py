@@ -151,6 +151,11 @@ class Symmetry:
         leaves = (f for layout in self.layouts.values() for term in layout for f in factors(term))
         return {f.name: f.size for f in leaves if f.name is not None}
 
+    @functools.cached_property
+    def still(self) -> dict[str, Tensor]:
+        """For each group the index that moves nothing: shared, and not to be written to."""
+        return self.identity().indices
+
     def bind(self, model: nn.Module | Mapping[str, Any]) -> Symmetry:
         """Check that a model or state dict has these tensors in these shapes; learn sizes that are not known yet.
 
