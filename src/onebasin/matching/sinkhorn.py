@@ -123,7 +123,6 @@ def make_step(problem: Problem, net: RebasinNet, lr: float) -> Callable[[Any], t
     on_cuda = problem.device.type == "cuda"
     optimizer = torch.optim.Adam(groups, fused=problem.device.type in ("cpu", "cuda"), capturable=on_cuda)
     distance = find_distance(problem, net)
-
     check = not on_cuda  # a check of the plans waits for the device; there the next look finds what is wrong
 
     def differentiate(batch: Any) -> torch.Tensor:
@@ -149,7 +148,7 @@ def make_step(problem: Problem, net: RebasinNet, lr: float) -> Callable[[Any], t
 def find_distance(problem: Problem, net: RebasinNet) -> SoftDistance | None:
     """The objective as a function of the plans, if it is a distance of parameters alone."""
     objective = problem.objective
-    if not isinstance(objective, WeightDistance) or not set(objective.keys or ()) <= set(problem.keys):
+    if not isinstance(objective, WeightDistance) or objective.keys is None or not {*objective.keys} <= {*problem.keys}:
         return None
     return objective.of_plans(problem.source, problem.target, net.symmetry)
 
