@@ -2,6 +2,7 @@
 
 import itertools
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -74,8 +75,9 @@ def test_what_is_no_tensor_belongs_to_the_recording():
     assert str(follow(Step(recorded.run, True, CPU, play), recorded, data)) == str(expected)
 
 
-def test_a_step_that_waits_is_run_plainly_and_said_so(monkeypatch):
-    plain, watched = Descent(), Descent()
+@pytest.fixture
+def watching(monkeypatch):
+    """Not empty while a step is watched."""
     watching = []
 
     class NoWaiting:
@@ -88,18 +90,44 @@ def test_a_step_that_waits_is_run_plainly_and_said_so(monkeypatch):
         def __exit__(self, *_):
             watching.pop()
 
+    monkeypatch.setattr(capturing, "_no_waiting", NoWaiting)
+    return watching
+
+
+def test_a_step_that_waits_is_run_plainly_and_said_so(watching):
+    plain, watched = Descent(), Descent()
+
     def run(batch):
         if watching:
             raise RuntimeError("called a synchronizing CUDA operation")
         return watched.run(batch)
 
-    monkeypatch.setattr(capturing, "_no_waiting", NoWaiting)
     step = Step(run, True, CPU, play)
     with pytest.warns(UserWarning, match="synchronizing CUDA operation") as caught:
         found = follow(step, watched, batches([4] * 9))
     assert len(caught) == 1
     assert not step.is_captured
     assert str(found) == str(follow(plain.run, plain, batches([4] * 9)))
+
+
+def test_nothing_of_a_step_that_failed_is_alive_when_it_is_run_again(watching):
+    """Its graph belongs to another stream: PyTorch warns of nodes that are used in two."""
+    costs = []
+
+    def run(batch):
+        place = torch.zeros(3, requires_grad=True)
+        cost = (batch["x"] - place).square().sum()
+        if watching:
+            costs.append(weakref.ref(cost))
+            raise RuntimeError("called a synchronizing CUDA operation")
+        assert all(failed() is None for failed in costs)
+        return cost.detach()
+
+    step = Step(run, True, CPU, play)
+    with pytest.warns(UserWarning, match="synchronizing CUDA operation"):
+        found = [step(batch) for batch in batches([4] * 9)]
+    assert len(found) == 9
+    assert len(costs) == 1
 
 
 def test_a_recording_that_fails_is_said_so():

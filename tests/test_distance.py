@@ -51,17 +51,26 @@ def expected(net, source, target, objective):
     return cost.detach(), dict(zip(plans, gradients, strict=True))
 
 
-@pytest.mark.parametrize("alone", [True, False], ids=["each alone", "small ones together"])
+ALONE, BATCHED, JOINED = "each alone", "small ones together", "side by side, as on CUDA"
+
+
+def arrange(how, monkeypatch):
+    """Which tensors share products depends on their sizes and on the device: have it so for the tiny networks here."""
+    monkeypatch.setattr(gather, "_BATCH_NUMEL", {} if how == ALONE else {"cpu": 1 << 12})
+    monkeypatch.setattr(gather, "_JOIN_NUMEL", {"cpu": 1 << 12} if how == JOINED else {})
+
+
+@pytest.mark.parametrize("how", [ALONE, BATCHED, JOINED])
 @pytest.mark.parametrize("kind", ["l2", "l1", "inner"])
 @pytest.mark.parametrize("name", PLAIN + STRUCTURED)
-def test_it_is_the_distance_of_the_soft_network(name, kind, alone, monkeypatch):
-    if alone:
-        monkeypatch.setattr(gather, "_BATCH_NUMEL", {})
+def test_it_is_the_distance_of_the_soft_network(name, kind, how, monkeypatch):
+    arrange(how, monkeypatch)
     net, source, target, keys = case(name)
     objective = ob.WeightDistance(kind, keys)
     distance = objective.of_plans(source, target, net.symmetry)
     if name in PLAIN:
-        assert any(distance._portions) == (not alone)
+        assert any(distance._portions) == (how != ALONE)
+        assert distance.takes_any_alone == (how != JOINED)
     cost, gradients = found(distance, net.plans())
     wanted, wanted_gradients = expected(net, source, target, objective)
     torch.testing.assert_close(cost, wanted, rtol=1e-12, atol=1e-12)
@@ -74,7 +83,7 @@ def test_it_is_the_distance_of_the_soft_network(name, kind, alone, monkeypatch):
 
 def test_a_step_is_the_general_one(monkeypatch):
     """The same logits after some steps as with an objective that is not known to be a distance."""
-    monkeypatch.setattr(gather, "_BATCH_NUMEL", {})
+    arrange(ALONE, monkeypatch)
     net, source, target, keys = case("vgg with flatten")
     objective = ob.WeightDistance(keys=keys)
     ended = []
@@ -118,7 +127,7 @@ def test_a_distance_of_statistics_goes_the_general_way():
 
 
 def test_it_leaves_everything_as_it_is(monkeypatch):
-    monkeypatch.setattr(gather, "_BATCH_NUMEL", {})
+    arrange(ALONE, monkeypatch)
     net, source, target, keys = case("vgg with flatten")
     plans = net.plans()
     before = copy.deepcopy([source, target, {name: plan.detach() for name, plan in plans.items()}])
@@ -164,7 +173,7 @@ def test_no_network_is_held():
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("width", [32, 576], ids=["small ones together", "each alone"])
+@pytest.mark.parametrize("width", [32, 1056], ids=["small ones together", "a large one alone"])
 def test_a_captured_step_is_the_plain_one(width):
     torch.manual_seed(0)
     layers = [nn.Linear(6, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 3)]
@@ -178,6 +187,7 @@ def test_a_captured_step_is_the_plain_one(width):
     for capture in (False, True):
         net = ob.RebasinNet(b, symmetry)
         problem = Problem(symmetry, source, target, keys, ob.WeightDistance(keys=keys))
+        assert (find_distance(problem, net) is not None) == (width > 1024)
         step = Step(make_step(problem, net, lr=0.1), capture, torch.device("cuda"))
         costs = torch.stack([step(None).clone() for _ in range(NUM_PLAIN + 6)])
         assert step.is_captured == capture

@@ -23,7 +23,7 @@ def test_parsed_structure():
 
 
 # To be imported at all, the kernels need Triton, and the adapter Avalanche.
-FOREIGN = (".kernels", ".avalanche")
+FOREIGN = (".kernels", "_kernel", ".avalanche")
 MODULES = [m.name for m in pkgutil.walk_packages(onebasin.__path__, "onebasin.") if not any(f in m.name for f in FOREIGN)]
 
 

@@ -134,3 +134,20 @@ def test_refusals(arguments, message):
     symmetry = ob.symmetry(model, torch.zeros(1, 2))
     with pytest.raises(ValueError, match=message):
         ob.RebasinNet(model, symmetry, **{"init": symmetry.identity(), **arguments})
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_soft_tensors_on_cuda_are_those_on_the_cpu(case):
+    model, _, symmetry = case
+    generators = [torch.Generator().manual_seed(0) for _ in range(2)]
+    found = []
+    for device, generator in zip(("cpu", "cuda"), generators, strict=True):
+        net = ob.RebasinNet(copy.deepcopy(model).to(device), symmetry, init="random", generator=generator)
+        soft = net()
+        cost = sum(value.square().sum() for value in soft.values() if value.requires_grad)
+        found.append((soft, torch.autograd.grad(cost, list(net.parameters()))))
+    for key, value in found[0][0].items():
+        torch.testing.assert_close(found[1][0][key].cpu(), value)
+    for one, other in zip(found[1][1], found[0][1], strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-6, atol=1e-8)

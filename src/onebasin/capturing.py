@@ -70,18 +70,22 @@ class Step:
             with _no_waiting(self._device):
                 return self._plainly(batch)
         except RuntimeError as error:
-            self._give_up(error)
-            return self._plainly(batch)
+            reason = str(error)
+        # Not in the handler: there the traceback would keep the failed step's graph alive, whose nodes belong to the stream
+        # that is left here, and the next backward pass would go through them.
+        self._give_up(reason)
+        return self._plainly(batch)
 
     def _plainly(self, batch: Any) -> Tensor:
         if self._stream is None:
             return self._run(batch)
         outer = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(outer)
-        with torch.cuda.stream(self._stream):
-            cost = self._run(batch)
-        outer.wait_stream(self._stream)
-        return cost
+        try:
+            with torch.cuda.stream(self._stream):
+                return self._run(batch)
+        finally:
+            outer.wait_stream(self._stream)
 
     def _start(self, batch: Any) -> None:
         leaves, structure = tree_flatten(batch)
@@ -89,7 +93,7 @@ class Step:
         try:
             self._replay, self._cost = self._record(self._run, tree_unflatten(leaves, structure))
         except RuntimeError as error:
-            self._give_up(error)
+            self._give_up(str(error))
             return
         self._batch = leaves, structure
 
@@ -112,11 +116,10 @@ class Step:
             cost = run(batch)
         return graph.replay, cost
 
-    def _give_up(self, error: RuntimeError) -> None:
+    def _give_up(self, reason: str) -> None:
         self._capture, self._stream = False, None
-        reason = str(error).splitlines()[0]
         warnings.warn(
-            f"the step cannot be captured in a CUDA graph and is run plainly, which is slower ({reason}); "
+            f"the step cannot be captured in a CUDA graph and is run plainly, which is slower ({reason.splitlines()[0]}); "
             "capture=False does so without a warning",
             stacklevel=4,
         )

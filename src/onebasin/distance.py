@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from onebasin.gather import Plans, is_small, mix_all
+from onebasin.gather import Plans, is_batched, is_joined, mix_all
 from onebasin.layout import Factor, Layout, Product, Term, names
 from onebasin.structure import Symmetry
 
@@ -52,9 +52,11 @@ class SoftDistance:
             layout = symmetry.layouts[key]
             if not names(layout) & symmetry.groups.keys():
                 fixed.append(measure(kind, pair[0].clone(), pair[1])[0])
+            elif is_joined(pair[0]) or is_batched(pair[0]):
+                small[key] = pair
             elif (group := _find_group(layout, symmetry)) is not None:
                 vectors.setdefault(group, []).append(pair)
-            elif is_small(pair[0]):
+            elif pair[0].dim() == 1:
                 small[key] = pair
             elif (chain := _find_chain(*pair, layout, symmetry)) is not None:
                 self._chains.append(chain)
@@ -64,6 +66,11 @@ class SoftDistance:
             rows = [torch.stack(tensors) for tensors in zip(*pairs, strict=True)]
             self._chains.append(_Chain(rows[0], rows[1], ((group, -1),)))
         self._fixed = torch.stack(fixed).sum() if fixed else None
+
+    @property
+    def takes_any_alone(self) -> bool:
+        """Whether some tensor is moved by itself. If none is, the softly permuted network is small, and as good a way."""
+        return bool(self._chains or self._portions[1:])
 
     def __call__(self, plans: Plans, gradients: Plans) -> Tensor:
         """The distance at these plans; what it adds to the gradient in each of them is added to `gradients`."""

@@ -13,8 +13,10 @@ from onebasin.layout import Factor, Layout, Product, Term, names
 
 _TILE_BYTES = 1 << 19  # a tile should stay in the cache between its two gathers
 _THREAD_BYTES = 1 << 21  # a thread takes as long to start as this much takes to move
-# Larger tensors are worth a product of their own, and stacking copies them.
+# Larger tensors are worth a product of their own: stacking them, or putting them side by side, copies them. On the CPU a
+# copy costs more than a call.
 _BATCH_NUMEL = {"cuda": 1 << 18, "cpu": 1 << 12}
+_JOIN_NUMEL = {"cuda": 1 << 20}
 _SHORT_RUN_BYTES = 16  # below, tiles are faster than one gather over a flattened view
 
 
@@ -97,27 +99,24 @@ def mix_all(
 ) -> dict[str, Tensor]:
     """`mix` for many tensors at once; one that no plan moves is returned as it is.
 
-    A network has dozens of vectors and of small matrices, each hardly worth a launch: here the vectors of a group are one
-    matrix, and small tensors of one shape whose axes move by plain plans are one batch.
+    A network has dozens of vectors and of small matrices, each hardly worth a launch. Here small tensors of one shape whose
+    axes move by plain plans are one batch, and what else a plan moves stands side by side as one matrix.
     """
     result = dict(tensors)
-    vectors: dict[str, list[str]] = {}
+    plain: dict[str, list[int]] = {}
     alike: dict[tuple[Any, ...], list[str]] = {}
     for key, tensor in tensors.items():
         axes = [axis for axis, term in enumerate(layouts[key]) if names((term,)) & plans.keys()]
-        plain = all(_moves_plainly(layouts[key][axis], plans) for axis in axes)
-        if plain and axes and tensor.dim() == 1:
-            vectors.setdefault(_group(layouts[key], 0), []).append(key)
-        elif plain and axes and is_small(tensor):
-            alike.setdefault((tensor.shape, tensor.dtype, *axes), []).append(key)
-        elif axes:
+        if not axes:
+            continue
+        if not all(_moves_plainly(layouts[key][axis], plans) for axis in axes):
             result[key] = mix(tensor, layouts[key], plans, parents)
-    for group, keys in vectors.items():
-        rows = torch.stack([tensors[key].to(plans[group].dtype) for key in keys]) @ plans[group].mT
-        result |= {key: row.to(tensors[key].dtype) for key, row in zip(keys, rows.unbind(), strict=True)}
+            continue
+        plain[key] = axes
+        if is_batched(tensor):
+            alike.setdefault((tensor.shape, tensor.dtype, *axes), []).append(key)
     for (_, dtype, *axes), keys in alike.items():
         if len(keys) == 1:
-            result[keys[0]] = mix(tensors[keys[0]], layouts[keys[0]], plans, parents)
             continue
         batch = torch.stack([tensors[key] for key in keys])
         for axis in reversed(axes):  # the first axis last: it leaves the batch contiguous
@@ -125,12 +124,53 @@ def mix_all(
             front = batch.to(chosen.dtype).movedim(axis + 1, 1)
             batch = torch.bmm(chosen, front.flatten(2)).view(front.shape).movedim(1, axis + 1)
         result |= dict(zip(keys, batch.to(dtype).unbind(), strict=True))
-    return result
+        for key in keys:
+            del plain[key]
+    joined: dict[str, list[int]] = {}
+    for key, axes in plain.items():
+        if tensors[key].dim() == 1 or is_joined(tensors[key]):
+            joined[key] = axes
+        else:
+            result[key] = mix(tensors[key], layouts[key], plans, parents)
+    return result | _mix_joined({key: tensors[key] for key in joined}, joined, layouts, plans)
 
 
-def is_small(tensor: Tensor) -> bool:
-    """Whether a product with it is hardly worth a launch of its own."""
-    return tensor.dim() < 2 or tensor.numel() <= _BATCH_NUMEL.get(tensor.device.type, 0)
+def _mix_joined(
+    tensors: Mapping[str, Tensor], axes: Mapping[str, list[int]], layouts: Mapping[str, Layout], plans: Plans
+) -> dict[str, Tensor]:
+    """Tensors moved along some axes by plain plans: a product for each plan, the larger ones first.
+
+    So of two plans the larger takes part in two products forth and back, the smaller in three, and the gradient of a plan is
+    one product, not a sum of several.
+    """
+    result = dict(tensors)
+    products: dict[tuple[str, int], dict[str, int]] = {}  # a group that moves two axes of a tensor has two products
+    for key in tensors:
+        seen: list[str] = []
+        for axis in axes[key]:
+            seen.append(_group(layouts[key], axis))
+            products.setdefault((seen[-1], seen.count(seen[-1])), {})[key] = axis
+    for (name, _), moved in sorted(products.items(), key=lambda item: -len(plans[item[0][0]])):
+        plan = plans[name]
+        if len(moved) == 1:
+            result |= {key: _mix_axis(result[key], plan, axis) for key, axis in moved.items()}
+            continue
+        fronts = {key: result[key].to(plan.dtype).movedim(axis, 0) for key, axis in moved.items()}
+        flat = [front.reshape(len(plan), -1) for front in fronts.values()]
+        parts = (plan @ torch.cat(flat, 1)).split([part.shape[1] for part in flat], 1)
+        for (key, front), part in zip(fronts.items(), parts, strict=True):
+            result[key] = part.view(front.shape).movedim(0, moved[key])
+    return {key: value.to(tensors[key].dtype) for key, value in result.items()}
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Whether `mix_all` moves tensors of this one's shape as one batch."""
+    return tensor.dim() > 1 and tensor.numel() <= _BATCH_NUMEL.get(tensor.device.type, 0)
+
+
+def is_joined(tensor: Tensor) -> bool:
+    """Whether `mix_all` moves it side by side with all that the same plan moves, as it does any vector."""
+    return tensor.numel() <= _JOIN_NUMEL.get(tensor.device.type, 0)
 
 
 def _moves_plainly(term: Term, plans: Plans) -> bool:

@@ -137,16 +137,21 @@ def test_teams_fit_the_device():
 
 def test_strips_fit_the_device_and_cover_the_rows():
     for num_processors in (1, 20, 132):
-        for n in (2, 64, 128, 129, 200, 256, 300, 512, 513):
-            for batch in (1, 3, 32, 500):
+        for n in (2, 64, 128, 129, 200, 256, 300, 512, 513, 1024, 1025):
+            for batch in (1, 2, 3, 32, 500):
                 team = choose_strips(n, batch, num_processors)
                 if team is None:
                     assert n > 128
                     continue
                 assert team.num_teams == batch
                 assert (team.size - 1) * team.rows < n <= team.size * team.rows
-                assert n <= 512
-                assert team.size == 1 or team.size * batch <= 2 * num_processors
+                assert n <= 1024
+                if team.size > 1:
+                    programs = -(-team.size * batch // num_processors)  # a processor
+                    assert 255 * 32 * team.num_warps * programs <= launching.NUM_REGISTERS
+                    assert 32 * team.num_warps <= launching._pad(n)  # no two threads read one word of the mail
+    assert choose_strips(512, 2, 132) is not None
+    assert choose_strips(1024, 2, 132) is not None
 
 
 def _run_member(rank, kernel, arguments, options):
@@ -176,7 +181,7 @@ def _run_side_by_side(kernel, team, arguments, options):
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="on a GPU programs run side by side anyway")
-@pytest.mark.parametrize(("scale", "tol"), [(1.0, None), (4.0, 1e-2)])
+@pytest.mark.parametrize(("scale", "tol"), [(1.0, None), (4.0, 1e-2), (60.0, None)])
 def test_strips_side_by_side(scale, tol):
     """A team of three on two problems, one process a member, its mail and counter in shared memory."""
     n, rows, team, tau = 40, 16, 3, 0.8
@@ -187,22 +192,22 @@ def test_strips_side_by_side(scale, tol):
         return tensor.clone().share_memory_()
 
     def mail():  # for one team, which takes the problems in turn
-        return shared(torch.full((2 * 5 * options["N"],), torch.nan)), shared(torch.zeros(1, dtype=torch.int32))
+        return shared(torch.zeros(2 * 5 * options["N"], dtype=torch.int64))
 
     x, plan, columns = shared(normal(2, n, n, scale=scale)), shared(torch.zeros(2, n, n)), shared(torch.zeros(2, n))
     rounds = shared(torch.zeros(2, dtype=torch.int64))
     numbers = (2, n, exponent, 1 / exponent, 9, tol or 0.0, 4, team, 1)
-    arguments = (x, plan, columns, rounds, *mail(), *numbers)
+    arguments = (x, plan, columns, rounds, mail(), *numbers)
     _run_side_by_side(strip_rounds, team, arguments, {**options, "HAS_TOL": tol is not None})
     expected = run_rounds(x.double(), tau, 9, tol)
     assert torch.equal(rounds, expected.rounds)
     assert torch.allclose(plan.double(), expected.plan, atol=1e-5)
     assert torch.allclose(columns, plan.sum(-2), atol=1e-5)
     grad, result = shared(normal(2, n, n, seed=1)), shared(torch.zeros(2, n, n))
-    arguments = (plan, columns, grad, result, *mail(), 2, n, 1 / tau, MAX_STEPS, team, 1)
+    arguments = (plan, columns, grad, result, mail(), 2, n, 1 / tau, MAX_STEPS, team, 1)
     _run_side_by_side(strip_gradient, team, arguments, options)
     wanted = implicit_gradient(plan.double(), plan.double().sum(-2), grad.double(), tau)
-    assert (result - wanted).norm() <= 1e-4 * wanted.norm()
+    assert (result - wanted).norm() <= 1e-4 * wanted.norm() + 1e-6 * grad.norm()
 
 
 @triton.jit

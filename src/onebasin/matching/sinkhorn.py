@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from onebasin.adam import make_adam
 from onebasin.capturing import Step
 from onebasin.distance import SoftDistance
 from onebasin.matching.copies import find_copy
@@ -119,9 +120,8 @@ def _can_be_captured(problem: Problem, net: RebasinNet) -> bool:
 
 def make_step(problem: Problem, net: RebasinNet, lr: float) -> Callable[[Any], torch.Tensor]:
     """A step of Adam on the logits for a batch; it returns the cost before it."""
-    groups = [{"params": [p], "lr": lr * max(math.log10(int(n)), 1.0)} for n, p in net.logits.items()]
     on_cuda = problem.device.type == "cuda"
-    optimizer = torch.optim.Adam(groups, fused=problem.device.type in ("cpu", "cuda"), capturable=on_cuda)
+    optimizer = make_adam(list(net.logits.values()), [lr * max(math.log10(int(n)), 1.0) for n in net.logits])
     distance = find_distance(problem, net)
     check = not on_cuda  # a check of the plans waits for the device; there the next look finds what is wrong
 
@@ -146,11 +146,12 @@ def make_step(problem: Problem, net: RebasinNet, lr: float) -> Callable[[Any], t
 
 
 def find_distance(problem: Problem, net: RebasinNet) -> SoftDistance | None:
-    """The objective as a function of the plans, if it is a distance of parameters alone."""
+    """The objective as a function of the plans, if it is a distance of parameters alone and that is worth it."""
     objective = problem.objective
     if not isinstance(objective, WeightDistance) or objective.keys is None or not {*objective.keys} <= {*problem.keys}:
         return None
-    return objective.of_plans(problem.source, problem.target, net.symmetry)
+    distance = objective.of_plans(problem.source, problem.target, net.symmetry)
+    return distance if distance is not None and distance.takes_any_alone else None
 
 
 class _Search:

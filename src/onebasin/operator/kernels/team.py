@@ -12,7 +12,10 @@ The memory of a team is a list of vectors of N floats, named by the constants be
 import triton
 import triton.language as tl
 
-from onebasin.operator.kernels.strip import EPS, VANISHED, wait_for_team
+from onebasin.operator.kernels.strip import EPS
+
+# A column whose sum falls below this has lost entries to underflow; its own maximum then gives its potential.
+VANISHED = tl.constexpr(1e-30)
 
 # Rounds: row potentials, two column potentials (the last and the next), then the partial sums of each member.
 F = tl.constexpr(0)
@@ -31,6 +34,16 @@ DIRECTION = tl.constexpr(8)
 SCALARS = tl.constexpr(10)  # size, target, and the power before and after a step
 PARTIALS = tl.constexpr(11)
 GRADIENT_VECTORS = 11  # and two for each member
+
+
+@triton.jit
+def wait_for_team(counter, arrivals):
+    """Go on once the counter says that every member has come this far; what they wrote can then be read."""
+    tl.debug_barrier()
+    tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+    while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < arrivals:
+        pass
+    tl.debug_barrier()
 
 
 @triton.jit
