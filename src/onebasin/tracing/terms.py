@@ -39,6 +39,11 @@ class Atom:
         self.coarse: Atom | None = None
         self.birth = next(_births)
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if hasattr(self, name):
+            _normal_forms.clear()
+        object.__setattr__(self, name, value)
+
     def __repr__(self) -> str:
         return f"{'!' if self.pin else ''}a{self.birth}({self.size})"
 
@@ -71,17 +76,47 @@ ONE = Product(())
 # ------------------------------------------------------------------------------------------------------- normal form
 
 
+class _NormalForms:
+    """What terms were resolved to since an atom last changed; most are asked for hundreds of times between two changes."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Unknown, Unknown]] = {}  # with the term itself, so that its identity stays its own
+        self._num_changes = 0
+
+    def clear(self) -> None:
+        self._known.clear()
+        self._num_changes += 1
+
+    def find(self, term: Unknown) -> Unknown:
+        if id(term) not in self._known:
+            before = self._num_changes
+            result = _resolve(term)
+            if self._num_changes != before:  # resolving has changed an atom, maybe one that was looked at before
+                return result
+            self._known[id(term)] = term, result
+        return self._known[id(term)][1]
+
+
+_normal_forms = _NormalForms()
+
+
 def resolve(term: Unknown) -> Unknown:
     """The normal form of a term: links followed, products and sums flattened, factors of size one dropped.
 
     A sum inside a product is moved to its last place, (a + b) c -> a c + b c, which is what lets a child take a structure
     of its own in each segment of its parent.
     """
+    while isinstance(term, Atom):
+        if term.link is None:
+            _split_by_cut_parent(term)
+        if term.link is None:
+            return term
+        term = term.link
+    return _normal_forms.find(term)
+
+
+def _resolve(term: Unknown) -> Unknown:
     match term:
-        case Atom():
-            if term.link is None:
-                _split_by_cut_parent(term)
-            return term if term.link is None else resolve(term.link)
         case Product():
             return _resolve_product(term)
         case Sum():
