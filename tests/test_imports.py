@@ -15,7 +15,7 @@ ORDER = [
     "tracing.result", "tracing.verification", "tracing",
     "operator.rounds", "operator.adjoint", "operator.kernels", "operator.kernels.mail", "operator.kernels.strip",
     "operator.kernels.team", "operator.launching", "operator.implicit", "operator.unrolled", "operator.entry", "operator",
-    "assignment", "hardening", "network", "objectives", "adam_kernel", "adam", "capturing",
+    "assignment", "hardening", "network", "distance", "objectives", "adam_kernel", "adam", "capturing",
     "interpolation", "batches", "calibration", "connectivity", "evaluation", "plots", "pictures", "datasets",
     "matching.problem", "matching.scores", "matching.copies", "matching.weights", "matching.sinkhorn",
     "matching.straight_through",

@@ -113,7 +113,7 @@ def mix_all(
             result[key] = mix(tensor, layouts[key], plans, parents)
             continue
         plain[key] = axes
-        if tensor.dim() > 1 and tensor.numel() <= _BATCH_NUMEL.get(tensor.device.type, 0):
+        if is_batched(tensor):
             alike.setdefault((tensor.shape, tensor.dtype, *axes), []).append(key)
     for (_, dtype, *axes), keys in alike.items():
         if len(keys) == 1:
@@ -128,7 +128,7 @@ def mix_all(
             del plain[key]
     joined: dict[str, list[int]] = {}
     for key, axes in plain.items():
-        if tensors[key].dim() == 1 or tensors[key].numel() <= _JOIN_NUMEL.get(tensors[key].device.type, 0):
+        if tensors[key].dim() == 1 or is_joined(tensors[key]):
             joined[key] = axes
         else:
             result[key] = mix(tensors[key], layouts[key], plans, parents)
@@ -161,6 +161,16 @@ def _mix_joined(
         for (key, front), part in zip(fronts.items(), parts, strict=True):
             result[key] = part.view(front.shape).movedim(0, moved[key])
     return {key: value.to(tensors[key].dtype) for key, value in result.items()}
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Whether `mix_all` moves tensors of this one's shape as one batch."""
+    return tensor.dim() > 1 and tensor.numel() <= _BATCH_NUMEL.get(tensor.device.type, 0)
+
+
+def is_joined(tensor: Tensor) -> bool:
+    """Whether `mix_all` moves it side by side with all that the same plan moves, as it does any vector."""
+    return tensor.numel() <= _JOIN_NUMEL.get(tensor.device.type, 0)
 
 
 def _moves_plainly(term: Term, plans: Plans) -> bool:

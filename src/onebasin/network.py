@@ -86,7 +86,8 @@ class RebasinNet(nn.Module):
             return plans
         return {name: plan * _scale(plan.shape[-1], mass, self.tau) for name, plan in plans.items()}
 
-    def _split(self, batches: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def unstack(self, batches: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Of matrices stacked by size, as `stacked_plans` returns them, those of every group, as views."""
         result = {}
         for size, shapes in self._members.items():
             # Split in one go: the gradients of slices would be added up, each in a batch of zeros.
@@ -94,11 +95,14 @@ class RebasinNet(nn.Module):
             result |= {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
         return result
 
-    def plans(self, check: bool = True) -> dict[str, Tensor]:
-        """The plan of every group, all groups of one size in one call of the operator."""
+    def stacked_plans(self, check: bool = True) -> dict[str, Tensor]:
+        """The plans of all groups of one size as one tensor, by one call of the operator, for each size."""
         options = {"gradient": self.gradient, "check": check, "solver_steps": self.solver_steps}
-        plans = {size: sinkhorn(logits, self.tau, self.num_iters, **options) for size, logits in self.logits.items()}
-        return self._split(plans)
+        return {size: sinkhorn(logits, self.tau, self.num_iters, **options) for size, logits in self.logits.items()}
+
+    def plans(self, check: bool = True) -> dict[str, Tensor]:
+        """The plan of every group."""
+        return self.unstack(self.stacked_plans(check))
 
     def forward(self, params: Mapping[str, Any] | None = None, plans: Mapping[str, Tensor] | None = None) -> State:
         """Softly permuted tensors: parameters differentiable in the logits (and in `params`), buffers detached and fresh.
@@ -129,7 +133,7 @@ class RebasinNet(nn.Module):
         """The permutation closest to the plans and, if it differs, the one assigned on the logits, as the authors do."""
         with torch.no_grad():
             from_plans = harden(self.symmetry, _blocks(self.symmetry, self.plans()))
-            from_logits = harden(self.symmetry, self._split(dict(self.logits.items())), carry=False)
+            from_logits = harden(self.symmetry, self.unstack(dict(self.logits.items())), carry=False)
         return [from_plans] if from_plans == from_logits else [from_plans, from_logits]
 
 

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from onebasin.distance import SoftDistance
 from onebasin.lazy import LazyState
+from onebasin.structure import Symmetry
 
 Params = Mapping[str, Any]
 Loss = Callable[[Any, Any], Tensor]
@@ -62,6 +64,16 @@ class WeightDistance:
     def bind(self, model: nn.Module | Params) -> WeightDistance:
         """Count the parameters of this model, each tied tensor once."""
         return self if self.keys is not None else replace(self, keys=tuple(parameter_keys(model)))
+
+    def of_plans(self, source: Params, target: Params, symmetry: Symmetry) -> SoftDistance | None:
+        """The same as a function of the plans that move `source`, for which the source is never moved as a whole.
+
+        None where that cannot be: the cosine is no sum over tensors, and what a subclass computes is not known here.
+        """
+        if self.kind == "cosine" or type(self) is not WeightDistance:
+            return None
+        keys = parameter_keys(target) if self.keys is None else self.keys
+        return SoftDistance(self.kind, source, target, keys, symmetry)
 
     def __call__(self, params: Params, target: Params, batch: Any = None) -> Tensor:
         """The distance; `batch` is not used."""

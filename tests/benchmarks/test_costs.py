@@ -7,8 +7,10 @@ import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
 import onebasin as ob
+from benchmarks import descent
 from benchmarks.growth import fit_exponent
 from benchmarks.measuring import run_sizes
+from benchmarks.solvers import make_task
 from benchmarks.steps import count_flops, make_batch, make_pair, our_step, training_step
 
 WIDTH = 128  # from here on the operator has no matrix products of its own, which the counter would count
@@ -23,6 +25,13 @@ def test_the_floor_counts_the_products_of_a_step(kind, depth):
     with FlopCounterMode(display=False) as counter:
         step(batch)
     assert counter.get_total_flops() == pytest.approx(count_flops(WIDTH, kind, depth), rel=0.01)
+
+
+def test_the_floor_of_a_real_network():
+    """Its products are counted as they are run: for the MLP they can be told beforehand."""
+    parts = descent.our_parts(make_task("mlp", None, "cpu"))
+    assert descent.count_flops(parts["step"]) == pytest.approx(count_flops(512, "L2"), rel=0.01)
+    assert descent.count_flops(parts["distance"]) == descent.count_flops(parts["step"])
 
 
 def test_exponents():

@@ -10,6 +10,7 @@ import torch
 
 from onebasin.adam import make_adam
 from onebasin.capturing import Step
+from onebasin.distance import SoftDistance
 from onebasin.matching.copies import find_copy
 from onebasin.matching.problem import Found, Problem
 from onebasin.matching.weights import polish as polish_permutation
@@ -121,16 +122,36 @@ def make_step(problem: Problem, net: RebasinNet, lr: float) -> Callable[[Any], t
     """A step of Adam on the logits for a batch; it returns the cost before it."""
     on_cuda = problem.device.type == "cuda"
     optimizer = make_adam(list(net.logits.values()), [lr * max(math.log10(int(n)), 1.0) for n in net.logits])
+    distance = find_distance(problem, net)
+    check = not on_cuda  # a check of the plans waits for the device; there the next look finds what is wrong
+
+    def differentiate(batch: Any) -> torch.Tensor:
+        if distance is None:
+            cost = problem.objective(net(problem.source, net.plans(check)), problem.target, batch)
+            cost.backward()
+            return cost.detach()
+        plans = net.stacked_plans(check)
+        gradients = {size: torch.zeros_like(stack) for size, stack in plans.items()}
+        cost = distance(net.unstack(plans), net.unstack(gradients))
+        torch.autograd.backward(list(plans.values()), list(gradients.values()))
+        return cost
 
     def step(batch: Any) -> torch.Tensor:
         optimizer.zero_grad()
-        plans = net.plans(check=not on_cuda)  # a check waits for the device; there the next look finds what is wrong
-        cost = problem.objective(net(problem.source, plans), problem.target, batch)
-        cost.backward()
+        cost = differentiate(batch)  # a function of its own: the plans are gone when Adam makes its moments
         optimizer.step()
-        return cost.detach()
+        return cost
 
     return step
+
+
+def find_distance(problem: Problem, net: RebasinNet) -> SoftDistance | None:
+    """The objective as a function of the plans, if it is a distance of parameters alone and that is worth it."""
+    objective = problem.objective
+    if not isinstance(objective, WeightDistance) or objective.keys is None or not {*objective.keys} <= {*problem.keys}:
+        return None
+    distance = objective.of_plans(problem.source, problem.target, net.symmetry)
+    return distance if distance is not None and distance.takes_any_alone else None
 
 
 class _Search:
