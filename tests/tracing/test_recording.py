@@ -76,6 +76,25 @@ def test_random_operations_are_confirmed_with_the_same_numbers():
     assert returns_the_same(record(model, call), model, call)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_low_precision_is_promoted(dtype):
+    """Some processors crash on a product in bfloat16."""
+    model = two_layers(lambda self, x: self.last(self.first(x))).to(dtype)
+    call = call_of(torch.rand(3, 4, dtype=dtype))
+    program = record(model, call)
+    types = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types_, args=(), kwargs=None):
+            if func is torch.ops.aten.linear.default:
+                types.append(args[0].dtype)
+            return func(*args, **(kwargs or {}))
+
+    with torch.inference_mode(), Watch():
+        assert returns_the_same(program, model, call)
+    assert set(types) == {torch.float64}
+
+
 def test_numbers_that_are_not_finite_are_compared():
     model = two_layers(lambda self, x: torch.log(self.last(self.first(x)) * 0 - torch.tensor([1.0, 0.0])))
     call = call_of(torch.rand(3, 4))

@@ -8,6 +8,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -107,6 +108,8 @@ class Program:
             for node in self.graph.nodes:
                 if node.op == "placeholder":
                     values[node] = convert(self.given.get(node.name))
+                elif node.op == "get_attr":
+                    values[node] = attrgetter(str(node.target))(self.graph.owning_module)
                 elif node.op == "output":
                     return [value for value in tree_leaves(map_arg(node.args, read)) if isinstance(value, Tensor)]
                 else:

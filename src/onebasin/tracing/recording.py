@@ -14,6 +14,7 @@ import inspect
 import operator
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from onebasin.state import read_state
 from onebasin.tracing.graph import Call, Program, evaluation_mode, export, fixed_seed, quiet
+from onebasin.tracing.precision import Float64, compute_in_float64, promote
 from onebasin.tracing.shapes import Shapes, id_of_memory, iterate_leaves, make_empty, map_leaves
 
 
@@ -47,27 +49,33 @@ def read_program(model: nn.Module, call: Call, confirm: bool = True) -> Program:
 
 
 def returns_the_same(program: Program, model: nn.Module, call: Call) -> bool:
-    """Whether a program returns what the module does, on the module's own weights and in its own precision.
+    """Whether a program returns what the module does, on the module's own weights.
 
-    It does the same operations in the same order: a difference is a fault. On the meta device it is believed.
+    It does the same operations in the same order: a difference is a fault. Types of less than 32 bits are promoted; some
+    processors cannot do all operations in them. On the meta device a program is believed.
     """
     state = read_state(model)
-    if any(isinstance(value, Tensor) and value.is_meta for value in (*state.values(), *program.given.values())):
+    values = [v for node in program.graph.nodes for v in iterate_leaves(node.meta.get("val")) if isinstance(v, Tensor)]
+    types = {value.dtype for value in values if value.is_floating_point()}
+    if any(isinstance(v, Tensor) and v.is_meta for v in (*state.values(), *program.given.values())):
         return True
+    promoted = any(dtype.itemsize < 4 for dtype in types)
     with evaluation_mode(model), quiet(), _restored(model), torch.inference_mode():
-        with fixed_seed() if program.is_random else torch.random.fork_rng(devices=[]):
-            expected = [leaf for leaf in pytree.tree_leaves(model(*call.args, **call.kwargs)) if isinstance(leaf, Tensor)]
-        found = program.run(state)
-    return len(expected) == len(found) and all(map(_are_close, expected, found))
+        numbers = fixed_seed() if program.is_random else torch.random.fork_rng(devices=[])
+        with numbers, Float64() if promoted else nullcontext():
+            result = model(*call.args, **call.kwargs)
+        found = program.run(state, compute_in_float64, promote) if promoted else program.run(state)
+    expected = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+    # Half of the digits: other kernels may be chosen, such as those of attention, and constants were rounded when recorded.
+    tolerance = max((torch.finfo(dtype).eps for dtype in types), default=0.0) ** 0.5
+    return len(expected) == len(found) and all(_are_close(e, f, tolerance) for e, f in zip(expected, found, strict=True))
 
 
-def _are_close(expected: Tensor, found: Tensor) -> bool:
+def _are_close(expected: Tensor, found: Tensor, tolerance: float) -> bool:
     if expected.shape != found.shape or expected.dtype != found.dtype:
         return False
     if not expected.is_floating_point() or expected.numel() == 0:
         return torch.equal(expected, found)
-    # Half of the digits: other kernels may be chosen, such as those of attention.
-    tolerance = torch.finfo(expected.dtype).eps ** 0.5
     scale = float(expected.abs().nan_to_num(0.0, 0.0).max())
     return torch.allclose(expected, found, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 

@@ -11,38 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
-from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from onebasin.lazy import LazyState, make_lazy
 from onebasin.permutation import Permutation
 from onebasin.state import read_state
 from onebasin.structure import Symmetry
 from onebasin.tracing.graph import Call, Program, evaluation_mode, fixed_seed, read_calls
+from onebasin.tracing.precision import Float64, compute_in_float64, promote
 from onebasin.tracing.recording import read_program
 
 Function = Callable[[Mapping[str, Tensor]], list[Tensor]]
 """A model at fixed inputs: state -> all tensors it returns."""
-
-
-class _Float64(TorchDispatchMode):
-    """Promote every floating type to float64, casts and new tensors included: rounding must not hide a wrong axis."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = dict(kwargs or {})
-        if isinstance(kwargs.get("dtype"), torch.dtype) and kwargs["dtype"].is_floating_point:
-            kwargs["dtype"] = torch.float64
-        args, kwargs = pytree.tree_map(_promote, (args, kwargs))
-        return pytree.tree_map(_promote, func(*args, **kwargs))
-
-
-def _promote(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.double() if value.is_floating_point() else value
-    if isinstance(value, torch.dtype) and value.is_floating_point:
-        return torch.float64
-    return value
 
 
 def verify(symmetry: Symmetry, model: nn.Module, example_inputs: Any, tolerance: float = 1e-9) -> float:
@@ -125,22 +105,14 @@ class Unstable(ValueError):
 
 
 def _of_program(program: Program) -> Function:
-    return lambda state: program.run(state, compute_in_float64, _promote)
-
-
-def compute_in_float64(operation: Any, args: Any, kwargs: Any) -> Any:
-    """An operation on tensors in float64, with every floating type that it names and every result promoted."""
-    if operation is torch.ops.aten.view.default:  # attention in float64 may return other strides than were recorded
-        operation = torch.ops.aten.reshape.default
-    args, kwargs = map_aggregate((args, kwargs), _promote)
-    return map_aggregate(operation(*args, **kwargs), _promote)
+    return lambda state: program.run(state, compute_in_float64, promote)
 
 
 def _of_module(model: nn.Module, call: Call) -> Function:
     def function(state: Mapping[str, Tensor]) -> list[Tensor]:
-        args, kwargs = pytree.tree_map(_promote, (call.args, call.kwargs))
-        promoted = {key: _promote(value) for key, value in state.items()}
-        with evaluation_mode(model), torch.no_grad(), fixed_seed(), _Float64():
+        args, kwargs = pytree.tree_map(promote, (call.args, call.kwargs))
+        promoted = {key: promote(value) for key, value in state.items()}
+        with evaluation_mode(model), torch.no_grad(), fixed_seed(), Float64():
             result = torch.func.functional_call(model, promoted, args, kwargs)
         return [value for value in pytree.tree_leaves(result) if isinstance(value, Tensor)]
 

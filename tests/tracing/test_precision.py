@@ -1,6 +1,6 @@
 import torch
 
-from onebasin.tracing.verification import compute_in_float64
+from onebasin.tracing.precision import compute_in_float64
 
 
 def test_a_view_of_other_strides_than_were_recorded_is_copied():
