@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 from torch.utils._pytree import tree_leaves
 
+from onebasin.tracing.shapes import id_of_memory
+
 
 @dataclass(frozen=True)
 class Call:
@@ -108,6 +110,8 @@ def export(model: nn.Module, call: Call) -> Program:
             _inline_regions(exported.graph_module)
             if _mutates(exported.graph):
                 exported = exported.run_decompositions({})
+            _check_sizes(exported.graph)
+            _check_constants(model, exported.constants)
     except Exception as error:
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         if "Cache'> in output" in first:  # a class of transformers'; the exporter goes on about registering it
@@ -136,6 +140,25 @@ def export(model: nn.Module, call: Call) -> Program:
         elif kind not in (InputKind.PARAMETER, InputKind.BUFFER):
             given[name] = exported.constants.get(key)
     return Program(exported.graph, inputs, given)
+
+
+def _check_sizes(graph: torch.fx.Graph) -> None:
+    for node in graph.nodes:
+        for value in tree_leaves(node.meta.get("val")):
+            if isinstance(value, Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape):
+                raise ValueError(f"the size of {node.name} depends on the data")
+
+
+def _check_constants(model: nn.Module, constants: Mapping[str, Any]) -> None:
+    """A view of a parameter that a module keeps is a constant to the exporter, but moves with the parameter."""
+    state = model.state_dict(keep_vars=True).values()
+    owned = {id_of_memory(value) for value in state if isinstance(value, Tensor) and value.layout == torch.strided}
+    buffers = {id(buffer) for buffer in model.buffers()}
+    for name, value in constants.items():
+        if not isinstance(value, Tensor) or value.layout != torch.strided or id(value) in buffers:
+            continue
+        if id_of_memory(value) in owned:
+            raise ValueError(f"{name} shares its memory with a parameter or a buffer, but is none")
 
 
 _REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")

@@ -43,6 +43,8 @@ def _promote(value: Any) -> Any:
         return value.double() if value.is_floating_point() else value
     if isinstance(value, torch.dtype) and value.is_floating_point:
         return torch.float64
+    if isinstance(value, torch.Generator):  # the same numbers every time, and none of the user's
+        return torch.Generator(value.device).manual_seed(0)
     return value
 
 
@@ -195,7 +197,10 @@ def _list_tensors(result: Any) -> list[Tensor]:
 
 
 def _check(symmetry: Symmetry, function: Function, state: Mapping[str, Tensor], what: str, tolerance: float) -> float:
-    expected = function(state)
+    try:
+        expected = function(state)
+    except (RuntimeError, IndexError) as error:
+        raise ValueError(f"cannot run the model on {what} with these example inputs: {error}") from error
     if not all(bool(torch.isfinite(e).all()) for e in expected if e.is_floating_point()):
         raise ValueError(f"cannot verify on {what}: the model's output is not finite there; trace with verify=False")
     generator = torch.Generator().manual_seed(0)
@@ -291,7 +296,7 @@ def _randomise(symmetry: Symmetry, state: Mapping[str, Tensor], buffers: set[str
             return value.double() * uniform(value, start, 0.5, 1.5) + uniform(value, start + _NUM_DRAWN // 2, 0.0, 0.1)
         if value.dim() < 2:
             return uniform(value, start, 0.5, 1.5)
-        bound = 0.5 * scale / value[0].numel() ** 0.5
+        bound = 0.5 * scale / max(1, value.shape[1:].numel()) ** 0.5
         return uniform(value, start, -bound, bound)
 
     return LazyState({key: value.to("meta") for key, value in state.items()}, read)
