@@ -217,7 +217,7 @@ def test_the_model_is_left_as_it_was():
 
 def test_the_model_is_left_as_it_was_after_an_error():
     model = two_layers(read_a_value).train()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(NotFollowed):
         record(model, call_of(torch.rand(3, 4)))
     assert model.training
     assert not nn.modules.module._global_forward_hooks

@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
-_CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
+_CONTAINERS = {dict, OrderedDict, defaultdict, list, set, deque}
 
 
 class Belongings:
-    """The attributes of all modules, with the lists, dicts and sets among them and within them."""
+    """The attributes of all modules, with the lists, dicts and sets among them and within them.
 
-    def __init__(self, model: nn.Module):
+    Args:
+        model: the module.
+        inputs: what it is called with; of the tensors among them it is noted whether they require a gradient.
+    """
+
+    def __init__(self, model: nn.Module, inputs: Iterable[Any] = ()):
         self.tensors: list[Tensor] = []
         self._contents: dict[int, tuple[Any, Any]] = {}  # by identity of a container: itself, and a copy
-        for module in model.modules():
-            self._note(vars(module))
-        self._flags = [(p, p.requires_grad, p.grad) for p in model.parameters()]
+        self._note([vars(module) for module in model.modules()])
+        leaves = [*model.parameters(), *(t for t in inputs if isinstance(t, Tensor) and t.is_leaf)]
+        self._flags = [(leaf, leaf.requires_grad, leaf.grad) for leaf in leaves]
 
-    def _note(self, value: Any) -> None:
-        if isinstance(value, Tensor):
-            self.tensors.append(value)
-        elif type(value) is tuple:
-            for entry in value:
+    def _note(self, entries: Iterable[Any]) -> None:
+        for entry in entries:
+            kind = type(entry)
+            if kind in _CONTAINERS:
+                if id(entry) not in self._contents:
+                    self._contents[id(entry)] = (entry, entry.copy())
+                    if entry:
+                        self._note(entry.values() if isinstance(entry, dict) else entry)
+            elif kind is tuple:
                 self._note(entry)
-        elif type(value) in _CONTAINERS and id(value) not in self._contents:
-            self._contents[id(value)] = (value, value.copy())
-            for entry in value.values() if isinstance(value, dict) else value:
-                self._note(entry)
+            elif isinstance(entry, Tensor):
+                self.tensors.append(entry)
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -40,10 +48,18 @@ class Belongings:
             yield
         finally:
             for container, content in self._contents.values():
-                container.clear()
-                (container.extend if isinstance(container, (list, deque)) else container.update)(content)
-            for parameter, requires_grad, gradient in self._flags:
-                if parameter.requires_grad != requires_grad:
-                    parameter.requires_grad_(requires_grad)
-                if parameter.grad is not gradient:
-                    parameter.grad = gradient
+                if not _is_same(container, content):
+                    container.clear()
+                    (container.extend if isinstance(container, (list, deque)) else container.update)(content)
+            for leaf, requires_grad, gradient in self._flags:
+                if leaf.requires_grad != requires_grad:
+                    leaf.requires_grad_(requires_grad)
+                if leaf.grad is not gradient:
+                    leaf.grad = gradient
+
+
+def _is_same(container: Any, content: Any) -> bool:
+    """Whether the same objects are in it, in the same order; equal is not enough, and of tensors not to be asked."""
+    if len(container) != len(content) or not all(map(operator.is_, container, content)):
+        return False
+    return not isinstance(container, dict) or all(map(operator.is_, container.values(), content.values()))

@@ -110,7 +110,7 @@ def export(model: nn.Module, call: Call) -> Program:
             _inline_regions(exported.graph_module)
             if _mutates(exported.graph):
                 exported = exported.run_decompositions({})
-            _check_sizes(exported.graph)
+            _check_operations(exported.graph)
             _check_constants(model, exported.constants)
     except Exception as error:
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
@@ -142,8 +142,13 @@ def export(model: nn.Module, call: Call) -> Program:
     return Program(exported.graph, inputs, given)
 
 
-def _check_sizes(graph: torch.fx.Graph) -> None:
+_DERIVATIVES = ("_grad_increment_nesting", "_jvp_increment_nesting")
+
+
+def _check_operations(graph: torch.fx.Graph) -> None:
     for node in graph.nodes:
+        if node.op == "get_attr" or getattr(node.target, "__name__", "") in _DERIVATIVES:
+            raise ValueError(f"{node.name} is not an operation on tensors")
         for value in tree_leaves(node.meta.get("val")):
             if isinstance(value, Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape):
                 raise ValueError(f"the size of {node.name} depends on the data")
@@ -173,7 +178,8 @@ def _inline_regions(module: torch.fx.GraphModule) -> None:
         if node.op != "call_function" or getattr(node.target, "__name__", "") not in _REGIONS:
             continue
         place = next(i for i, arg in enumerate(node.args) if isinstance(arg, torch.fx.Node) and arg.op == "get_attr")
-        body = getattr(module, node.args[place].target)
+        name = node.args[place]
+        body = getattr(module, name.target)
         _inline_regions(body)
         inner = body.graph.nodes
         if any(n.op == "get_attr" for n in inner):
@@ -185,6 +191,8 @@ def _inline_regions(module: torch.fx.GraphModule) -> None:
             user.replace_all_uses_with(results[user.args[1]])
             module.graph.erase_node(user)
         module.graph.erase_node(node)
+        if not name.users:
+            module.graph.erase_node(name)
     module.recompile()
 
 

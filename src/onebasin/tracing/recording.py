@@ -48,7 +48,7 @@ def record(model: nn.Module, call: Call) -> Program:
     """
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise NotFollowed("compiled code may run without operations that are seen")
-    belongings = Belongings(model)
+    belongings = Belongings(model, pytree.tree_leaves((call.args, call.kwargs)))
     recorder = _Recorder(model, call, belongings)
     args, kwargs = pytree.tree_map(lambda leaf: leaf, (call.args, call.kwargs))  # lists and dicts that may be written into
     with contextlib.ExitStack() as stack:
@@ -126,7 +126,14 @@ _UNSEEN = {
     Tensor.data.__set__,  # type: ignore[attr-defined]
 }
 _FROM_DATA = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor, Tensor.new}
-_READS = _FROM_DATA | {Tensor.__float__, Tensor.__int__, Tensor.__bool__, Tensor.__complex__, Tensor.__index__, Tensor.tolist}
+_READS = _FROM_DATA | {
+    Tensor.__float__,
+    Tensor.__int__,
+    Tensor.__bool__,
+    Tensor.__complex__,
+    Tensor.__index__,
+    Tensor.tolist,
+}
 
 
 class _Recorder(TorchDispatchMode):
@@ -253,7 +260,7 @@ class _Recorder(TorchDispatchMode):
         self._alive.append(result)
         self._nodes[id(result)] = node
         self._memory[id(result)] = object() if place is None else self._memory[id(operands[place])]
-        self._num_names[self._memory[id(result)]] += 1
+        self._num_names[self._memory[id(result)]] += 2 if node.target in _OTHER_STRIDES else 1
         return result
 
     def _write(self, func: Any, args: Any, kwargs: Any) -> Tensor:
@@ -377,12 +384,14 @@ def _without_writing(func: Any) -> Any:
     name = func._schema.name.removeprefix("aten::")
     packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
     pure = getattr(packet, func._overloadname, None)
-    if pure is None or [a.name for a in pure._schema.arguments] != [a.name for a in func._schema.arguments]:
+    if pure is None or [a.name for a in pure._schema.arguments[1:]] != [a.name for a in func._schema.arguments[1:]]:
         return None
     return pure
 
 
-# Whether these return a view depends on strides, and those of a tensor without values may be others.
+# The kernels of this one return other strides than it does without values: contiguous() on it may copy, or may not.
+_OTHER_STRIDES = {torch.ops.aten.scaled_dot_product_attention.default}
+# And whether these return a view depends on strides.
 _MAY_SHARE = {getattr(torch.ops.aten, name).default for name in ("reshape", "reshape_as", "ravel", "contiguous")} | {
     torch.ops.aten.flatten.using_ints
 }
