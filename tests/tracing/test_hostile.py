@@ -138,6 +138,17 @@ def catch_a_refusal(self, x):
     return self.last(h)
 
 
+def catch_that_there_is_no_value(self, x):
+    h = self.first(x)
+    try:
+        h = h * torch.arange(8.0) if h.sum() < 1e9 else h
+    except RuntimeError:
+        h = h * 1.0
+    except Exception:
+        h = h * 2.0
+    return self.last(h)
+
+
 def copy_attention(self, x):
     h = self.first(x).view(1, 3, 2, 4).transpose(1, 2)
     h = F.scaled_dot_product_attention(h, h, h)
@@ -195,7 +206,8 @@ REFUSED = {
     write_a_kept_view: None,
     write_a_buffer_that_is_not_saved: [8],
     write_an_attribute: None,
-    write_an_attribute_as_output: [8],
+    write_an_attribute_as_output: None,
+    catch_that_there_is_no_value: None,
 }
 
 
@@ -215,6 +227,7 @@ def test_what_is_hidden_is_refused(forward):
         symmetry = ob.symmetry(model, inputs)
         assert [group.size for group in symmetry.groups.values()] == REFUSED[forward]
         assert measure(forward, symmetry, **members) < 1e-12
+    assert str((model.state_dict(), model.fixed, model.table)) == str(before)
 
 
 def branch_on_inference(self, x):

@@ -8,6 +8,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 _CONTAINERS = {dict, OrderedDict, defaultdict, list, set, deque}
@@ -25,6 +26,7 @@ class Belongings:
         self.tensors: list[Tensor] = []
         self._contents: dict[int, tuple[Any, Any]] = {}  # by identity of a container: itself, and a copy
         self._note([vars(module) for module in model.modules()])
+        self._known = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         leaves = [*model.parameters(), *(t for t in inputs if isinstance(t, Tensor) and t.is_leaf)]
         self._flags = [(leaf, leaf.requires_grad, leaf.grad) for leaf in leaves]
 
@@ -48,7 +50,7 @@ class Belongings:
             yield
         finally:
             for container, content in self._contents.values():
-                if not _is_same(container, content):
+                if (container or content) and not _is_same(container, content):
                     container.clear()
                     (container.extend if isinstance(container, (list, deque)) else container.update)(content)
             for leaf, requires_grad, gradient in self._flags:
@@ -56,6 +58,18 @@ class Belongings:
                     leaf.requires_grad_(requires_grad)
                 if leaf.grad is not gradient:
                     leaf.grad = gradient
+
+    @contextlib.contextmanager
+    def rewritten(self) -> Iterator[None]:
+        """Whatever is written into tensors that are neither parameters nor buffers is undone afterwards."""
+        before = [(tensor, tensor.detach().clone()) for tensor in self.tensors if id(tensor) not in self._known]
+        try:
+            yield
+        finally:
+            for tensor, value in before:
+                if not tensor.is_meta and not torch.equal(tensor, value):
+                    with torch.inference_mode():
+                        tensor.detach().copy_(value)
 
 
 def _is_same(container: Any, content: Any) -> bool:

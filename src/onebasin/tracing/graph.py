@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 from torch.utils._pytree import tree_leaves
 
+from onebasin.tracing.belongings import Belongings
 from onebasin.tracing.shapes import id_of_memory
 
 
@@ -105,7 +106,8 @@ def export(model: nn.Module, call: Call) -> Program:
         ValueError: if the inputs do not fit the model, or its control flow depends on data.
     """
     try:
-        with evaluation_mode(model), quiet():
+        belongings = Belongings(model, tree_leaves((call.args, call.kwargs)))
+        with evaluation_mode(model), quiet(), belongings.restored(), belongings.rewritten():
             exported = torch.export.export(model, call.args, call.kwargs, strict=False)
             _inline_regions(exported.graph_module)
             if _mutates(exported.graph):
@@ -211,8 +213,8 @@ def _mutates(graph: torch.fx.Graph) -> bool:
         target = node.args[0]
         if not (isinstance(target, torch.fx.Node) and target.op == "call_function"):
             return True
-        written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-        if len(target.users) > 1 or len(written) > 1 or not _is_fresh(target.target):
+        is_written = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
+        if len(target.users) > 1 or not is_written[0] or any(is_written[1:]) or not _is_fresh(target.target):
             return True
     return False
 

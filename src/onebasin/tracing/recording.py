@@ -26,7 +26,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from onebasin.tracing.belongings import Belongings
 from onebasin.tracing.graph import Call, Program, evaluation_mode, export, quiet
-from onebasin.tracing.shapes import Shapes, id_of_memory, iterate_leaves, make_empty, map_leaves
+from onebasin.tracing.shapes import (
+    MAY_SHARE,
+    OTHER_STRIDES,
+    Shapes,
+    id_of_memory,
+    is_random,
+    iterate_leaves,
+    make_empty,
+    map_leaves,
+    without_writing,
+    written,
+)
 
 
 def read_program(model: nn.Module, call: Call) -> Program:
@@ -35,9 +46,15 @@ def read_program(model: nn.Module, call: Call) -> Program:
     Raises:
         ValueError: if the inputs do not fit the model, or its control flow depends on data.
     """
-    with contextlib.suppress(Exception):  # whatever it is, the exporter finds it as well, and says what it is
+    try:
         return record(model, call)
-    return export(model, call)
+    except Caught as error:
+        raise ValueError(
+            f"cannot trace {type(model).__name__}: it catches the error that values cannot be read ({error}), and goes on. "
+            "Write the symmetry by hand with onebasin.Symmetry.from_axes and check it with verify."
+        ) from error
+    except Exception:  # whatever it is, the exporter finds it as well, and says what it is
+        return export(model, call)
 
 
 def record(model: nn.Module, call: Call) -> Program:
@@ -72,6 +89,10 @@ class NotFollowed(Exception):
     """Something that a recording cannot tell."""
 
 
+class Caught(NotFollowed):
+    """The model was told that there are no values to read, and went on otherwise. It would do so in an export."""
+
+
 class _Result(Tensor):
     """Stands for what an operation returns: a shape, a type and a device."""
 
@@ -97,6 +118,9 @@ _MAKERS = {
 }
 
 
+_VALUES = {getattr(torch.ops.aten, name) for name in ("item", "_local_scalar_dense", "is_nonzero", "equal", "allclose")}
+
+
 class _Watch(TorchFunctionMode):
     """Refuses what takes values out of tensors, or puts others in, without an operation that a recorder sees."""
 
@@ -107,12 +131,12 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if not self.recorder.is_busy and func in _UNSEEN:
-            self.recorder.refuse(f"{func.__name__} is no operation")
+            self.recorder.refuse(func)
         if func in _READS:
             given = (*args, *kwargs.values()) if func in _FROM_DATA else [args]
             nested = [leaf for value in given if not isinstance(value, Tensor) for leaf in iterate_leaves(value)]
             if any(map(self.recorder.is_followed, nested)):
-                self.recorder.refuse(f"{func.__name__} reads values")
+                self.recorder.refuse(func)
         return func(*args, **kwargs)
 
 
@@ -148,7 +172,8 @@ class _Recorder(TorchDispatchMode):
         self.inputs: dict[str, tuple[InputKind, str]] = {}
         self.given: dict[str, Any] = {}
         self.is_busy = False
-        self._refusals: list[str] = []
+        self._refusals: list[str] = []  # a model may catch what is raised, and go on
+        self._reads_values = False
         self._sources = _name_sources(model, call)  # by identity: what a tensor is, before something reads it
         self._source_memory = {id_of_memory(tensor) for tensor, _, _ in self._sources.values()}
         self._belongings = belongings
@@ -164,10 +189,11 @@ class _Recorder(TorchDispatchMode):
         self._stack: list[tuple[str, str]] = [("", "")]
         self._num_calls: Counter[str] = Counter()
 
-    def refuse(self, reason: str) -> None:
-        """Give up. It is remembered, since a model may catch what is raised, and go on."""
-        self._refusals.append(reason)
-        raise NotFollowed(reason)
+    def refuse(self, func: Any) -> None:
+        """Give up, for something that reads or writes values without an operation."""
+        self._refusals.append(f"{func.__name__} is no operation")
+        self._reads_values |= func is not Tensor.__index__  # which is also asked for to tell what an argument is
+        raise NotFollowed(self._refusals[-1])
 
     # ------------------------------------------------------------------------------------------------------- the modules
 
@@ -197,26 +223,27 @@ class _Recorder(TorchDispatchMode):
         was_busy, self.is_busy = self.is_busy, True
         try:
             return self._call(func, args, kwargs or {})
-        except Exception as error:  # a model may catch it, and go on
-            self._refusals.append(f"{func}: {error}")
+        except Exception as error:
+            self._refusals.append(str(error))
+            self._reads_values |= func.overloadpacket in _VALUES
             raise
         finally:
             self.is_busy = was_busy
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         operands = [leaf for leaf in iterate_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if not _is_random(func) and not any(map(self.is_followed, operands)):
+        if not is_random(func) and not any(map(self.is_followed, operands)):
             return self._compute(func, args, kwargs, operands)
         if func.overloadpacket in _MAKERS and not args[0].is_meta:  # reads a shape, no values: what it makes is a constant
             return self._own(func(make_empty(args[0], args[0].device), *args[1:], **kwargs))
-        if _written(func):
+        if written(func):
             return self._write(func, args, kwargs)
         nodes = map_leaves((args, kwargs), Tensor, self._find_node)
         metas, shared = self._shapes.compute(func, nodes)
         node = self._add_node(func, nodes, metas)
         device = _find_device(func, args, kwargs, operands)
         if isinstance(metas, Tensor):
-            return self._add_result(node, device, operands, 0 if func in _MAY_SHARE else shared[0])
+            return self._add_result(node, device, operands, 0 if func in MAY_SHARE else shared[0])
         results = []
         for number, meta in enumerate(metas):
             if meta is None:
@@ -260,13 +287,13 @@ class _Recorder(TorchDispatchMode):
         self._alive.append(result)
         self._nodes[id(result)] = node
         self._memory[id(result)] = object() if place is None else self._memory[id(operands[place])]
-        self._num_names[self._memory[id(result)]] += 2 if node.target in _OTHER_STRIDES else 1
+        self._num_names[self._memory[id(result)]] += 2 if node.target in OTHER_STRIDES else 1
         return result
 
     def _write(self, func: Any, args: Any, kwargs: Any) -> Tensor:
         """What is written must be a result that has one name only: then the name stands for the new value from now on."""
-        target, pure = args[0] if args else None, _without_writing(func)
-        if _written(func) != (0,) or pure is None or not isinstance(target, _Result):
+        target, pure = args[0] if args else None, without_writing(func)
+        if written(func) != (0,) or pure is None or not isinstance(target, _Result):
             raise NotFollowed(f"{func} writes what is not its own")
         writes_nothing = func is torch.ops.aten.dropout_.default and not args[2]
         if self._num_names[self._memory[id(target)]] > 1 and not writes_nothing:
@@ -285,8 +312,8 @@ class _Recorder(TorchDispatchMode):
             return self._own(args[0].clone())
         for operand in operands:
             self._check_origin(operand)
-        if written := _written(func):
-            targets = iterate_leaves(([args[i] for i in written if i < len(args)], kwargs))
+        if places := written(func):
+            targets = iterate_leaves(([args[i] for i in places if i < len(args)], kwargs))
             memory = {id_of_memory(leaf) for leaf in targets if isinstance(leaf, Tensor)}
             if not memory <= self._made_memory - self._read_memory:
                 raise NotFollowed(f"{func} writes what was there before, or was read")
@@ -323,7 +350,7 @@ class _Recorder(TorchDispatchMode):
         """The program; all that the call returned is its output."""
         leaves = pytree.tree_leaves(result)
         if self._refusals:
-            raise NotFollowed(self._refusals[0])
+            raise (Caught if self._reads_values else NotFollowed)(self._refusals[0])
         if not all(isinstance(leaf, (Tensor, int, float, str, type(None))) for leaf in leaves):
             raise NotFollowed("the model returns something else than tensors")
         for leaf in leaves:
@@ -364,34 +391,3 @@ def _find_device(func: Any, args: Any, kwargs: Any, operands: list[Tensor]) -> t
     if func in (torch.ops.aten.to.other, torch.ops.aten.type_as.default):
         return operands[1].device
     return next((operand.device for operand in operands if operand.dim()), operands[0].device)
-
-
-@functools.cache
-def _is_random(func: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in func.tags
-
-
-@functools.cache
-def _written(func: Any) -> tuple[int, ...]:
-    """Which arguments of an operation are written."""
-    arguments = func._schema.arguments if func._schema.is_mutable else ()
-    return tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
-
-
-@functools.cache
-def _without_writing(func: Any) -> Any:
-    """The operation that returns what this one writes: relu for relu_. None if there is none."""
-    name = func._schema.name.removeprefix("aten::")
-    packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
-    pure = getattr(packet, func._overloadname, None)
-    if pure is None or [a.name for a in pure._schema.arguments[1:]] != [a.name for a in func._schema.arguments[1:]]:
-        return None
-    return pure
-
-
-# The kernels of this one return other strides than it does without values: contiguous() on it may copy, or may not.
-_OTHER_STRIDES = {torch.ops.aten.scaled_dot_product_attention.default}
-# And whether these return a view depends on strides.
-_MAY_SHARE = {getattr(torch.ops.aten, name).default for name in ("reshape", "reshape_as", "ravel", "contiguous")} | {
-    torch.ops.aten.flatten.using_ints
-}

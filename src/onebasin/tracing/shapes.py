@@ -1,7 +1,8 @@
-"""What an operation returns, without computing it: shapes, strides, types, and whose memory a result shares."""
+"""What an operation returns, without computing it: shapes, strides, types, and whose memory a result shares or writes."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -117,13 +118,46 @@ def _foresee(func: Any, inputs: Any, *others: Any) -> Tensor | None:
         fits &= all(b is None or (b.shape, b.dtype) == (weight.shape[:1], weight.dtype) for b in bias)
         if fits and inputs.dtype == weight.dtype:
             return torch.empty((*inputs.shape[:-1], weight.shape[0]), dtype=inputs.dtype, device=_META)
-    if func is torch.ops.aten.batch_norm.default and inputs.dim() > 1 and _is_dense(inputs) and not others[4]:
+    if func is torch.ops.aten.batch_norm.default and inputs.dim() > 1 and not others[4]:
         fits = all(v is None or v.shape == inputs.shape[1:2] for v in others[:2])
         fits &= all(v is not None and v.shape == inputs.shape[1:2] for v in others[2:4])
-        return make_empty(inputs) if fits else None
+        made = make_empty(inputs) if _is_dense(inputs) else torch.empty(inputs.shape, dtype=inputs.dtype, device=_META)
+        return made if fits else None
     return None
 
 
 def _is_dense(tensor: Tensor) -> bool:
     """Whether a result has the strides of its operand for sure: without gaps or repetition."""
     return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+
+
+@functools.cache
+def is_random(func: Any) -> bool:
+    """Whether an operation draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in func.tags
+
+
+@functools.cache
+def written(func: Any) -> tuple[int, ...]:
+    """Which arguments of an operation are written."""
+    arguments = func._schema.arguments if func._schema.is_mutable else ()
+    return tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
+
+
+@functools.cache
+def without_writing(func: Any) -> Any:
+    """The operation that returns what this one writes: relu for relu_. None if there is none."""
+    name = func._schema.name.removeprefix("aten::")
+    packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
+    pure = getattr(packet, func._overloadname, None)
+    if pure is None or [a.name for a in pure._schema.arguments[1:]] != [a.name for a in func._schema.arguments[1:]]:
+        return None
+    return pure
+
+
+# The kernels of this one return other strides than it does without values: contiguous() on it may copy, or may not.
+OTHER_STRIDES = {torch.ops.aten.scaled_dot_product_attention.default}
+# And whether these return a view depends on strides.
+MAY_SHARE = {getattr(torch.ops.aten, name).default for name in ("reshape", "reshape_as", "ravel", "contiguous")} | {
+    torch.ops.aten.flatten.using_ints
+}

@@ -168,11 +168,17 @@ def _find_last_reads(graph: torch.fx.Graph) -> dict[Node, list[Node]]:
     return found
 
 
+_UPDATING = {torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default}
+"""In training mode they write their statistics, which their schemas do not tell."""
+
+
 def compute_in_float64(operation: Any, args: Any, kwargs: Any) -> Any:
     """An operation on tensors in float64, with every floating type that it names and every result promoted."""
     if operation is torch.ops.aten.view.default:  # attention in float64 may return other strides than were recorded
         operation = torch.ops.aten.reshape.default
     args, kwargs = map_aggregate((args, kwargs), _promote)
+    if operation in _UPDATING and args[5]:
+        args = (*args[:3], *(value if value is None else value.clone() for value in args[3:5]), *args[5:])
     return map_aggregate(operation(*args, **kwargs), _promote)
 
 
