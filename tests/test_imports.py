@@ -7,7 +7,8 @@ import onebasin
 
 ORDER = [
     "layout", "files", "state", "lazy", "gather", "structure", "permutation", "table",
-    "tracing.terms", "tracing.unification", "tracing.scopes", "tracing.graph", "tracing.shapes", "tracing.precision",
+    "tracing.terms", "tracing.unification", "tracing.scopes", "tracing.belongings", "tracing.shapes", "tracing.graph",
+    "tracing.precision",
     "tracing.recording", "tracing.walk",
     "tracing.rules.contraction", "tracing.rules.convolution", "tracing.rules.normalization", "tracing.rules.elementwise",
     "tracing.rules.reduction", "tracing.rules.rearrangement", "tracing.rules.indexing",

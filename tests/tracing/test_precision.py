@@ -1,5 +1,9 @@
 import torch
+from cases import Fn
+from torch import nn
+from torch.nn import functional as F
 
+import onebasin as ob
 from onebasin.tracing.precision import compute_in_float64
 
 
@@ -15,3 +19,23 @@ def test_types_that_an_operation_names_are_promoted():
     found = compute_in_float64(torch.ops.aten.zeros.default, ([2],), {"dtype": torch.float16})
     assert found.dtype == torch.float64
     assert compute_in_float64(torch.ops.aten.arange.default, (3,), {}).dtype == torch.int64
+
+
+def test_statistics_of_the_user_are_not_updated():
+    """In training mode a norm writes them, and in float64 nothing is copied by a cast."""
+
+    def forward(self, x):
+        return self.last(F.batch_norm(self.first(x), self.norm.running_mean, self.norm.running_var, training=True))
+
+    model = Fn(forward, first=nn.Linear(4, 8), norm=nn.BatchNorm1d(8), last=nn.Linear(8, 2)).double()
+    inputs = torch.rand(3, 4, dtype=torch.float64)
+    ob.symmetry(model, inputs).verify(model, inputs)
+    assert model.norm.running_mean.eq(0).all()
+    assert model.norm.running_var.eq(1).all()
+
+
+def test_generators_draw_the_same_numbers_and_are_not_used_up():
+    generator = torch.Generator().manual_seed(1)
+    first, second = (compute_in_float64(torch.ops.aten.rand.generator, ([4],), {"generator": generator}) for _ in range(2))
+    assert torch.equal(first, second)
+    assert torch.equal(generator.get_state(), torch.Generator().manual_seed(1).get_state())

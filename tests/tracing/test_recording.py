@@ -8,6 +8,7 @@ import torch
 from cases import Fn, flat, image, weight
 from networks import CASES
 from torch import nn
+from torch.nn import functional as F
 
 import onebasin as ob
 from onebasin.tracing import recording, shapes
@@ -274,7 +275,7 @@ def test_the_model_is_left_as_it_was():
 
 def test_the_model_is_left_as_it_was_after_an_error():
     model = two_layers(read_a_value).train()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(NotFollowed):
         record(model, call_of(torch.rand(3, 4)))
     assert model.training
     assert not nn.modules.module._global_forward_hooks
@@ -339,6 +340,36 @@ def test_shapes_that_are_foreseen_are_those_that_are_computed(monkeypatch):
     foreseen = read()
     monkeypatch.setattr(shapes, "_foresee", lambda func, *args: None)
     assert read() == foreseen
+
+
+@pytest.mark.parametrize("operation", [torch.relu, torch.tanh, lambda x: F.batch_norm(x, torch.ones(3), torch.ones(3))])
+@pytest.mark.parametrize(
+    "arrange",
+    [
+        lambda x: x,
+        lambda x: x.to(memory_format=torch.channels_last),
+        lambda x: x[:, :, :1].expand(2, 3, 8, 8),
+        lambda x: x[..., ::2],
+        lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    ],
+    ids=["plain", "channels last", "expanded", "with gaps", "transposed"],
+)
+def test_strides_are_those_that_are_computed(operation, arrange):
+    inputs = torch.rand(2, 3, 8, 8)
+    program = record(Fn(lambda self, x: operation(arrange(x))), call_of(inputs))
+    (result,) = next(n for n in program.graph.nodes if n.op == "output").args[0]
+    assert result.meta["val"].stride() == operation(arrange(inputs)).stride()
+
+
+def test_numbers_may_be_on_another_device():
+    found = []
+
+    def forward(self, x):
+        found.extend([(self.scale * x).device, x.to(self.scale).device, (x * 2).device, x.cpu().device])
+        return x
+
+    record(Fn(forward, scale=nn.Parameter(torch.tensor(1.0))), call_of(torch.rand(3, device="meta")))
+    assert [device.type for device in found] == ["meta", "cpu", "meta", "cpu"]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,9 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
+from onebasin.tracing.belongings import Belongings
+from onebasin.tracing.shapes import id_of_memory
+
 
 @dataclass(frozen=True)
 class Call:
@@ -121,8 +124,8 @@ class Program:
 
 @contextlib.contextmanager
 def fixed_seed() -> Iterator[None]:
-    """Within it random numbers are the same every time; afterwards the generator of the CPU is as it was."""
-    with torch.random.fork_rng(devices=[]):
+    """Within it random numbers are the same every time; afterwards the generators are as they were."""
+    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
         torch.manual_seed(0)
         yield
 
@@ -166,11 +169,14 @@ def export(model: nn.Module, call: Call) -> Program:
         ValueError: if the inputs do not fit the model, or its control flow depends on data.
     """
     try:
-        with evaluation_mode(model), quiet():
+        belongings = Belongings(model, tree_leaves((call.args, call.kwargs)))
+        with evaluation_mode(model), quiet(), belongings.restored(), belongings.rewritten():
             exported = torch.export.export(model, call.args, call.kwargs, strict=False)
             _inline_regions(exported.graph_module)
             if _mutates(exported.graph):
                 exported = exported.run_decompositions({})
+            _check_operations(exported.graph)
+            _check_constants(model, exported.constants)
     except Exception as error:
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         if "Cache'> in output" in first:  # a class of transformers'; the exporter goes on about registering it
@@ -201,6 +207,30 @@ def export(model: nn.Module, call: Call) -> Program:
     return Program(exported.graph, inputs, given)
 
 
+_DERIVATIVES = ("_grad_increment_nesting", "_jvp_increment_nesting")
+
+
+def _check_operations(graph: torch.fx.Graph) -> None:
+    for node in graph.nodes:
+        if node.op == "get_attr" or getattr(node.target, "__name__", "") in _DERIVATIVES:
+            raise ValueError(f"{node.name} is not an operation on tensors")
+        for value in tree_leaves(node.meta.get("val")):
+            if isinstance(value, Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape):
+                raise ValueError(f"the size of {node.name} depends on the data")
+
+
+def _check_constants(model: nn.Module, constants: Mapping[str, Any]) -> None:
+    """A view of a parameter that a module keeps is a constant to the exporter, but moves with the parameter."""
+    state = model.state_dict(keep_vars=True).values()
+    owned = {id_of_memory(value) for value in state if isinstance(value, Tensor) and value.layout == torch.strided}
+    buffers = {id(buffer) for buffer in model.buffers()}
+    for name, value in constants.items():
+        if not isinstance(value, Tensor) or value.layout != torch.strided or id(value) in buffers:
+            continue
+        if id_of_memory(value) in owned:
+            raise ValueError(f"{name} shares its memory with a parameter or a buffer, but is none")
+
+
 _REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 
 
@@ -213,7 +243,8 @@ def _inline_regions(module: torch.fx.GraphModule) -> None:
         if node.op != "call_function" or getattr(node.target, "__name__", "") not in _REGIONS:
             continue
         place = next(i for i, arg in enumerate(node.args) if isinstance(arg, torch.fx.Node) and arg.op == "get_attr")
-        body = getattr(module, node.args[place].target)
+        name = node.args[place]
+        body = getattr(module, name.target)
         _inline_regions(body)
         inner = body.graph.nodes
         if any(n.op == "get_attr" for n in inner):
@@ -225,6 +256,8 @@ def _inline_regions(module: torch.fx.GraphModule) -> None:
             user.replace_all_uses_with(results[user.args[1]])
             module.graph.erase_node(user)
         module.graph.erase_node(node)
+        if not name.users:
+            module.graph.erase_node(name)
     module.recompile()
 
 
@@ -243,8 +276,8 @@ def _mutates(graph: torch.fx.Graph) -> bool:
         target = node.args[0]
         if not (isinstance(target, torch.fx.Node) and target.op == "call_function"):
             return True
-        written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-        if len(target.users) > 1 or len(written) > 1 or not _is_fresh(target.target):
+        is_written = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
+        if len(target.users) > 1 or not is_written[0] or any(is_written[1:]) or not _is_fresh(target.target):
             return True
     return False
 

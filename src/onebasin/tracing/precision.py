@@ -16,7 +16,13 @@ def promote(value: Any) -> Any:
         return value.double() if value.is_floating_point() else value
     if isinstance(value, torch.dtype) and value.is_floating_point:
         return torch.float64
+    if isinstance(value, torch.Generator):  # the same numbers every time, and none of the user's
+        return torch.Generator(value.device).manual_seed(0)
     return value
+
+
+UPDATING = {torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default}
+"""In training mode they write their statistics, which their schemas do not tell."""
 
 
 def compute_in_float64(operation: Any, args: Any, kwargs: Any) -> Any:
@@ -24,6 +30,8 @@ def compute_in_float64(operation: Any, args: Any, kwargs: Any) -> Any:
     if operation is torch.ops.aten.view.default:  # attention in float64 may return other strides than were recorded
         operation = torch.ops.aten.reshape.default
     args, kwargs = map_aggregate((args, kwargs), promote)
+    if operation in UPDATING and args[5]:
+        args = (*args[:3], *(value if value is None else value.clone() for value in args[3:5]), *args[5:])
     return map_aggregate(operation(*args, **kwargs), promote)
 
 

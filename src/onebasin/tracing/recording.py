@@ -1,6 +1,6 @@
 """A call of a module, recorded while it runs on tensors without values.
 
-Under `torch.inference_mode` a dispatch mode sees the very operations that a module calls (linear, attention), before they
+Below autograd a dispatch mode sees the very operations that a module calls (linear, attention), before they
 are taken apart. So one run of the module writes down the graph that an export would, ten times faster. What cannot be
 followed this way is left to `torch.export`: values that are read, writes that are seen through another name, other kinds of
 tensors.
@@ -13,7 +13,7 @@ import functools
 import inspect
 import operator
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,13 +21,26 @@ import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 from torch.fx import Graph, Node
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onebasin.state import read_state
+from onebasin.tracing.belongings import Belongings
 from onebasin.tracing.graph import Call, Program, evaluation_mode, export, fixed_seed, quiet
-from onebasin.tracing.precision import Float64, compute_in_float64, promote
-from onebasin.tracing.shapes import Shapes, id_of_memory, iterate_leaves, make_empty, map_leaves
+from onebasin.tracing.precision import UPDATING, Float64, compute_in_float64, promote
+from onebasin.tracing.shapes import (
+    MAY_SHARE,
+    OTHER_STRIDES,
+    Shapes,
+    id_of_memory,
+    is_random,
+    iterate_leaves,
+    make_empty,
+    map_leaves,
+    without_writing,
+    written,
+)
 
 
 def read_program(model: nn.Module, call: Call, confirm: bool = True) -> Program:
@@ -41,10 +54,17 @@ def read_program(model: nn.Module, call: Call, confirm: bool = True) -> Program:
     Raises:
         ValueError: if the inputs do not fit the model, or its control flow depends on data.
     """
-    with contextlib.suppress(Exception):  # whatever it is, the exporter finds it as well, and says what it is
+    try:
         program = record(model, call)
         if not confirm or returns_the_same(program, model, call):
             return program
+    except Caught as error:
+        raise ValueError(
+            f"cannot trace {type(model).__name__}: it catches the error that values cannot be read ({error}), and goes on. "
+            "Write the symmetry by hand with onebasin.Symmetry.from_axes and check it with verify."
+        ) from error
+    except Exception:
+        pass
     return export(model, call)
 
 
@@ -52,23 +72,35 @@ def returns_the_same(program: Program, model: nn.Module, call: Call) -> bool:
     """Whether a program returns what the module does, on the module's own weights.
 
     It does the same operations in the same order: a difference is a fault. Types of less than 32 bits are promoted; some
-    processors cannot do all operations in them. On the meta device a program is believed.
+    processors cannot do all operations in them. On the meta device a program is believed. It is not if a run would change
+    something of the user's.
     """
     state = read_state(model)
-    values = [v for node in program.graph.nodes for v in iterate_leaves(node.meta.get("val")) if isinstance(v, Tensor)]
-    types = {value.dtype for value in values if value.is_floating_point()}
     if any(isinstance(v, Tensor) and v.is_meta for v in (*state.values(), *program.given.values())):
         return True
+    if any(_changes_something(node) for node in program.graph.nodes):
+        return False
+    values = [v for node in program.graph.nodes for v in iterate_leaves(node.meta.get("val")) if isinstance(v, Tensor)]
+    types = {value.dtype for value in values if value.is_floating_point()}
     promoted = any(dtype.itemsize < 4 for dtype in types)
-    with evaluation_mode(model), quiet(), _restored(model), torch.inference_mode():
+    belongings = Belongings(model, pytree.tree_leaves((call.args, call.kwargs)))
+    args, kwargs = pytree.tree_map(lambda leaf: leaf, (call.args, call.kwargs))  # lists and dicts that may be written into
+    with evaluation_mode(model), quiet(), belongings.restored(), torch.no_grad():
         numbers = fixed_seed() if program.is_random else torch.random.fork_rng(devices=[])
         with numbers, Float64() if promoted else nullcontext():
-            result = model(*call.args, **call.kwargs)
+            result = model(*args, **kwargs)
         found = program.run(state, compute_in_float64, promote) if promoted else program.run(state)
     expected = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
     # Half of the digits: other kernels may be chosen, such as those of attention, and constants were rounded when recorded.
     tolerance = max((torch.finfo(dtype).eps for dtype in types), default=0.0) ** 0.5
     return len(expected) == len(found) and all(_are_close(e, f, tolerance) for e, f in zip(expected, found, strict=True))
+
+
+def _changes_something(node: Node) -> bool:
+    """Statistics of a norm, or a generator."""
+    if node.target in UPDATING and node.args[5]:
+        return True
+    return any(isinstance(leaf, torch.Generator) for leaf in iterate_leaves((node.args, node.kwargs)))
 
 
 def _are_close(expected: Tensor, found: Tensor, tolerance: float) -> bool:
@@ -86,12 +118,25 @@ def record(model: nn.Module, call: Call) -> Program:
     Raises:
         NotFollowed: if only an export can tell what the model does.
     """
-    recorder = _Recorder(model, call)
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise NotFollowed("compiled code may run without operations that are seen")
+    belongings = Belongings(model, pytree.tree_leaves((call.args, call.kwargs)))
+    recorder = _Recorder(model, call, belongings)
+    args, kwargs = pytree.tree_map(lambda leaf: leaf, (call.args, call.kwargs))  # lists and dicts that may be written into
     with contextlib.ExitStack() as stack:
-        for context in (evaluation_mode(model), quiet(), _restored(model), torch.random.fork_rng(devices=[])):
+        for context in (
+            evaluation_mode(model),
+            quiet(),
+            belongings.restored(),
+            torch.random.fork_rng(devices=[]),
+            recorder.noting_modules(),
+            torch.no_grad(),
+            torch._C._AutoDispatchBelowAutograd(),  # where operations are still whole
+            recorder,
+            _Watch(recorder),
+        ):
             stack.enter_context(context)
-        with recorder.noting_modules(), torch.inference_mode(), recorder:
-            result = model(*call.args, **call.kwargs)
+        result = model(*args, **kwargs)
     return recorder.finish(result)
 
 
@@ -99,20 +144,8 @@ class NotFollowed(Exception):
     """Something that a recording cannot tell."""
 
 
-@contextlib.contextmanager
-def _restored(model: nn.Module) -> Iterator[None]:
-    """Whatever attributes the modules set while they run (caches, last activations) are as before afterwards."""
-    before = [(m, vars(m).copy(), m._parameters.copy(), m._buffers.copy()) for m in model.modules()]
-    try:
-        yield
-    finally:
-        for module, attributes, parameters, buffers in before:
-            attributes["_parameters"].clear()
-            attributes["_parameters"].update(parameters)
-            attributes["_buffers"].clear()
-            attributes["_buffers"].update(buffers)
-            vars(module).clear()
-            vars(module).update(attributes)
+class Caught(NotFollowed):
+    """The model was told that there are no values to read, and went on otherwise. It would do so in an export."""
 
 
 class _Result(Tensor):
@@ -120,10 +153,9 @@ class _Result(Tensor):
 
     @staticmethod
     def __new__(cls, like: Tensor, device: torch.device) -> _Result:
-        with torch.inference_mode(False):  # a view of a plain tensor has to be one
-            return Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-                cls, like.size(), strides=like.stride(), dtype=like.dtype, device=device
-            )
+        return Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, like.size(), strides=like.stride(), dtype=like.dtype, device=device
+        )
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -141,28 +173,82 @@ _MAKERS = {
 }
 
 
+_VALUES = {getattr(torch.ops.aten, name) for name in ("item", "_local_scalar_dense", "is_nonzero", "equal", "allclose")}
+
+
+class _Watch(TorchFunctionMode):
+    """Refuses what takes values out of tensors, or puts others in, without an operation that a recorder sees."""
+
+    def __init__(self, recorder: _Recorder):
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if not self.recorder.is_busy and func in _UNSEEN:
+            self.recorder.refuse(func)
+        if func in _READS:
+            given = (*args, *kwargs.values()) if func in _FROM_DATA else [args]
+            nested = [leaf for value in given if not isinstance(value, Tensor) for leaf in iterate_leaves(value)]
+            if any(map(self.recorder.is_followed, nested)):
+                self.recorder.refuse(func)
+        return func(*args, **kwargs)
+
+
+_UNSEEN = {
+    Tensor.numpy,
+    Tensor.__array__,
+    Tensor.__dlpack__,
+    Tensor.__reduce_ex__,
+    Tensor.storage,
+    Tensor.untyped_storage,
+    Tensor.data.__set__,  # type: ignore[attr-defined]
+}
+_FROM_DATA = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor, Tensor.new}
+_READS = _FROM_DATA | {
+    Tensor.__float__,
+    Tensor.__int__,
+    Tensor.__bool__,
+    Tensor.__complex__,
+    Tensor.__index__,
+    Tensor.tolist,
+}
+
+
 class _Recorder(TorchDispatchMode):
-    """Writes every operation on a parameter, a buffer, an input or a result into a graph.
+    """Writes every operation on a parameter, a buffer, an input, a result or chance into a graph.
 
     Operations on nothing of those (masks, positions) are run, and what they return is a constant of the graph.
     """
 
-    def __init__(self, model: nn.Module, call: Call):
+    def __init__(self, model: nn.Module, call: Call, belongings: Belongings):
         super().__init__()
         self.graph = Graph()
         self.inputs: dict[str, tuple[InputKind, str]] = {}
         self.given: dict[str, Any] = {}
+        self.is_busy = False
+        self._refusals: list[str] = []  # a model may catch what is raised, and go on
+        self._reads_values = False
         self._sources = _name_sources(model, call)  # by identity: what a tensor is, before something reads it
+        self._source_memory = {id_of_memory(tensor) for tensor, _, _ in self._sources.values()}
+        self._belongings = belongings
         self._constants = {id(buffer): key for key, buffer in model.named_buffers()}  # names of those that are not state
         self._nodes: dict[int, Node] = {}
-        self._results: list[Tensor] = []  # kept: an identity is that of a living object
+        self._alive: list[Tensor] = []  # an identity is that of a living object
         self._memory: dict[int, object] = {}  # by identity of a tensor: what it shares with its views
         self._num_names: Counter[object] = Counter()
-        self._fixed_memory: set[int] = set()
+        self._made_memory: set[int] = set()  # of constants that were made while recording
+        self._read_memory: set[int] = set()  # of constants that the graph reads
         self._shapes = Shapes()
         self._paths = {id(module): path for path, module in model.named_modules()}
         self._stack: list[tuple[str, str]] = [("", "")]
         self._num_calls: Counter[str] = Counter()
+
+    def refuse(self, func: Any) -> None:
+        """Give up, for something that reads or writes values without an operation."""
+        self._refusals.append(f"{func.__name__} is no operation")
+        self._reads_values |= func is not Tensor.__index__  # which is also asked for to tell what an argument is
+        raise NotFollowed(self._refusals[-1])
 
     # ------------------------------------------------------------------------------------------------------- the modules
 
@@ -179,7 +265,7 @@ class _Recorder(TorchDispatchMode):
             self._stack.pop()
 
         hooks = nn.modules.module
-        handles = hooks.register_module_forward_pre_hook(enter), hooks.register_module_forward_hook(leave)
+        handles = hooks.register_module_forward_pre_hook(enter), hooks.register_module_forward_hook(leave, always_call=True)
         try:
             yield
         finally:
@@ -189,54 +275,63 @@ class _Recorder(TorchDispatchMode):
     # ---------------------------------------------------------------------------------------------------- the operations
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        leaves = list(iterate_leaves((args, kwargs)))
-        operands = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        written = _written(func)
-        if not any(self._is_followed(operand) for operand in operands):
-            if written and any(id_of_memory(operand) in self._fixed_memory for operand in operands):
-                raise NotFollowed("a constant is written after it was read")
-            return func(*args, **kwargs)
+        was_busy, self.is_busy = self.is_busy, True
+        try:
+            return self._call(func, args, kwargs or {})
+        except Exception as error:
+            self._refusals.append(str(error))
+            self._reads_values |= func.overloadpacket in _VALUES
+            raise
+        finally:
+            self.is_busy = was_busy
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        operands = [leaf for leaf in iterate_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if not is_random(func) and not any(map(self.is_followed, operands)):
+            return self._compute(func, args, kwargs, operands)
         if func.overloadpacket in _MAKERS and not args[0].is_meta:  # reads a shape, no values: what it makes is a constant
-            return func(make_empty(args[0], args[0].device), *args[1:], **kwargs)
-        if written:
-            self._check_write(func, written, args)
+            return self._own(func(make_empty(args[0], args[0].device), *args[1:], **kwargs))
+        if written(func):
+            return self._write(func, args, kwargs)
         nodes = map_leaves((args, kwargs), Tensor, self._find_node)
         metas, shared = self._shapes.compute(func, nodes)
-        node = self.graph.create_node("call_function", func, *nodes)
-        node.meta = {"val": metas, "module": self._stack[-1]}
-        if written:
-            self._nodes[id(args[0])] = node
-            return args[0]
-        device = next((leaf for leaf in leaves if isinstance(leaf, torch.device)), operands[0].device)
+        node = self._add_node(func, nodes, metas)
+        device = _find_device(func, args, kwargs, operands)
         if isinstance(metas, Tensor):
-            return self._add_result(node, device, operands, shared[0])
+            return self._add_result(node, device, operands, 0 if func in MAY_SHARE else shared[0])
         results = []
         for number, meta in enumerate(metas):
             if meta is None:
                 results.append(None)
                 continue
-            part = self.graph.create_node("call_function", operator.getitem, (node, number))
-            part.meta = {"val": meta, "module": self._stack[-1]}
+            part = self._add_node(operator.getitem, ((node, number), {}), meta)
             results.append(self._add_result(part, device, operands, shared[number]))
         return results
 
-    def _is_followed(self, tensor: Any) -> bool:
+    def is_followed(self, tensor: Any) -> bool:
+        """Whether something is a parameter, a buffer of the state, an input, or a result."""
         return id(tensor) in self._sources or isinstance(tensor, _Result)
+
+    def _add_node(self, func: Any, nodes: Any, metas: Any) -> Node:
+        node = self.graph.create_node("call_function", func, *nodes)
+        node.meta = {"val": metas, "module": self._stack[-1]}
+        return node
 
     def _find_node(self, tensor: Tensor) -> Node:
         """The node of a tensor; parameters, buffers, inputs and constants get theirs when they are first read."""
         if id(tensor) not in self._nodes:
-            if type(tensor) not in _PLAIN:
-                raise NotFollowed(f"a tensor of type {type(tensor).__name__}")
-            constant = self._constants.get(id(tensor), f"made for {self._stack[-1][0] or 'the model'}")
-            kind, name = self._sources.get(id(tensor), (InputKind.CONSTANT_TENSOR, constant))
+            if id(tensor) in self._sources:
+                _, kind, name = self._sources[id(tensor)]
+            else:
+                self._check_origin(tensor)
+                kind = InputKind.CONSTANT_TENSOR
+                name = self._constants.get(id(tensor), f"made for {self._stack[-1][0] or 'the model'}")
+                self._read_memory.add(id_of_memory(tensor))
             node = self.graph.create_node("placeholder", name)
             node.meta = {"val": self._shapes.of(tensor)}
             self.inputs[node.name] = (kind, name)
             if kind not in (InputKind.PARAMETER, InputKind.BUFFER):
                 self.given[node.name] = tensor
-                self._fixed_memory.add(id_of_memory(tensor))
             self._nodes[id(tensor)] = node
             self._memory[id(tensor)] = id_of_memory(tensor)
             self._num_names[self._memory[id(tensor)]] += 1
@@ -244,49 +339,107 @@ class _Recorder(TorchDispatchMode):
 
     def _add_result(self, node: Node, device: torch.device, operands: list[Tensor], place: int | None) -> Tensor:
         result = _Result(node.meta["val"], device)
-        self._results.append(result)
+        self._alive.append(result)
         self._nodes[id(result)] = node
         self._memory[id(result)] = object() if place is None else self._memory[id(operands[place])]
-        self._num_names[self._memory[id(result)]] += 1
+        self._num_names[self._memory[id(result)]] += 2 if node.target in OTHER_STRIDES else 1
         return result
 
-    def _check_write(self, func: Any, written: tuple[int, ...], args: Any) -> None:
+    def _write(self, func: Any, args: Any, kwargs: Any) -> Tensor:
         """What is written must be a result that has one name only: then the name stands for the new value from now on."""
-        if written != (0,) or torch.Tag.inplace_view in func.tags or not isinstance(args[0], _Result):
+        target, pure = args[0] if args else None, without_writing(func)
+        if written(func) != (0,) or pure is None or not isinstance(target, _Result):
             raise NotFollowed(f"{func} writes what is not its own")
         writes_nothing = func is torch.ops.aten.dropout_.default and not args[2]
-        if self._num_names[self._memory[id(args[0])]] > 1 and not writes_nothing:
+        if self._num_names[self._memory[id(target)]] > 1 and not writes_nothing:
             raise NotFollowed(f"{func} may be seen through another name")
+        nodes = map_leaves((args, kwargs), Tensor, self._find_node)
+        before, (after, _) = self._nodes[id(target)].meta["val"], self._shapes.compute(pure, nodes)
+        if (before.shape, before.dtype) != (after.shape, after.dtype):
+            raise NotFollowed(f"{func} casts what it writes")
+        self._nodes[id(target)] = self._add_node(pure, nodes, before)
+        return target
+
+    # ----------------------------------------------------------------------------------------------------- the constants
+
+    def _compute(self, func: Any, args: Any, kwargs: Any, operands: list[Tensor]) -> Any:
+        if func is torch.ops.aten.lift_fresh.default:  # of numbers, whose array may be somebody's
+            return self._own(args[0].clone())
+        for operand in operands:
+            self._check_origin(operand)
+        if places := written(func):
+            targets = iterate_leaves(([args[i] for i in places if i < len(args)], kwargs))
+            memory = {id_of_memory(leaf) for leaf in targets if isinstance(leaf, Tensor)}
+            if not memory <= self._made_memory - self._read_memory:
+                raise NotFollowed(f"{func} writes what was there before, or was read")
+        return self._own(func(*args, **kwargs), operands)
+
+    def _own(self, result: Any, operands: Iterable[Tensor] = ()) -> Any:
+        """Note what was made, unless it is a view of an operand."""
+        there = {id_of_memory(operand) for operand in operands}
+        for leaf in iterate_leaves(result):
+            if isinstance(leaf, Tensor) and id_of_memory(leaf) not in there:
+                self._made_memory.add(id_of_memory(leaf))
+                self._alive.append(leaf)
+        return result
+
+    def _check_origin(self, tensor: Tensor) -> None:
+        """A constant is made while recording, or an attribute; what else there is may come from parameters, unseen."""
+        memory = id_of_memory(tensor)
+        if memory in self._made_memory:
+            return
+        if type(tensor) not in _PLAIN or tensor.requires_grad:
+            raise NotFollowed(f"a tensor of type {type(tensor).__name__} that is not of the model")
+        if memory in self._source_memory:
+            raise NotFollowed("a parameter, a buffer or an input, seen as another tensor")
+        if memory not in self._attribute_memory:
+            raise NotFollowed("a tensor of unknown origin")
+
+    @functools.cached_property
+    def _attribute_memory(self) -> set[int]:
+        return {id_of_memory(tensor) for tensor in self._belongings.tensors}
 
     # ------------------------------------------------------------------------------------------------------------ the end
 
     def finish(self, result: Any) -> Program:
         """The program; all that the call returned is its output."""
         leaves = pytree.tree_leaves(result)
+        if self._refusals:
+            raise (Caught if self._reads_values else NotFollowed)(self._refusals[0])
         if not all(isinstance(leaf, (Tensor, int, float, str, type(None))) for leaf in leaves):
             raise NotFollowed("the model returns something else than tensors")
         self.graph.output(tuple(self._find_node(leaf) for leaf in leaves if isinstance(leaf, Tensor)))
         return Program(self.graph, self.inputs, self.given)
 
 
-def _name_sources(model: nn.Module, call: Call) -> dict[int, tuple[InputKind, str]]:
-    """By identity of the tensors: parameters, buffers of the state and inputs."""
-    found: dict[int, tuple[InputKind, str]] = {}
+def _name_sources(model: nn.Module, call: Call) -> dict[int, tuple[Tensor, InputKind, str]]:
+    """By identity of the tensors: parameters, buffers of the state and inputs, which are kept alive by it."""
+    found: dict[int, tuple[Tensor, InputKind, str]] = {}
     arguments = inspect.signature(model.forward).bind(*call.args, **call.kwargs).arguments
-    for name, value in arguments.items():
+    for argument, value in arguments.items():
         leaves = pytree.tree_leaves(value)
         for number, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):
-                found[id(leaf)] = (InputKind.USER_INPUT, name if len(leaves) == 1 else f"{name}_{number}")
+                name = argument if len(leaves) == 1 else f"{argument}_{number}"
+                found[id(leaf)] = (leaf, InputKind.USER_INPUT, name)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for key, value in model.state_dict(keep_vars=True).items():
         if isinstance(value, Tensor):
-            found.setdefault(id(value), (InputKind.PARAMETER if key in parameters else InputKind.BUFFER, key))
+            kind = InputKind.PARAMETER if key in parameters else InputKind.BUFFER
+            if found.setdefault(id(value), (value, kind, key))[1] == InputKind.USER_INPUT:
+                raise NotFollowed(f"{key} is given as an input")
+    if any(type(tensor) not in _PLAIN for tensor, _, _ in found.values()):
+        raise NotFollowed("tensors of other types")
+    if any(id(value) not in found for value in parameters.values()):
+        raise NotFollowed("a parameter that is not in the state")
     return found
 
 
-@functools.cache
-def _written(func: Any) -> tuple[int, ...]:
-    """Which arguments of an operation are written."""
-    arguments = func._schema.arguments if func._schema.is_mutable else ()
-    return tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
+def _find_device(func: Any, args: Any, kwargs: Any, operands: list[Tensor]) -> torch.device:
+    """Where a result is: where it is asked to be, or where the operands are; a number may be elsewhere."""
+    asked = next((leaf for leaf in iterate_leaves((args, kwargs)) if isinstance(leaf, torch.device)), None)
+    if asked is not None:
+        return asked
+    if func in (torch.ops.aten.to.other, torch.ops.aten.type_as.default):
+        return operands[1].device
+    return next((operand.device for operand in operands if operand.dim()), operands[0].device)

@@ -1,7 +1,8 @@
-"""What an operation returns, without computing it: shapes, strides, types, and whose memory a result shares."""
+"""What an operation returns, without computing it: shapes, strides, types, and whose memory a result shares or writes."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -43,10 +44,12 @@ class Shapes:
             def convert(value: Any) -> Any:
                 if isinstance(value, torch.device):
                     return _META
+                if isinstance(value, torch.Generator):
+                    return None
                 operands.append(make_empty(value.meta["val"]))  # memory of its own, so that views can be told
                 return operands[-1]
 
-            args, kwargs = map_leaves(nodes, (Node, torch.device), convert)
+            args, kwargs = map_leaves(nodes, (Node, torch.device, torch.Generator), convert)
             found = _foresee(func, *args) if args and not kwargs else None
             found = func(*args, **kwargs) if found is None else found
             results = [found] if isinstance(found, Tensor) else found
@@ -102,19 +105,59 @@ def make_empty(like: Tensor, device: torch.device = _META) -> Tensor:
     return torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device=device)
 
 
-_ALIKE = {getattr(torch.ops.aten, name).default for name in ("relu", "relu_", "gelu", "silu", "silu_", "tanh", "sigmoid")}
+_ALIKE = {getattr(torch.ops.aten, name).default for name in ("relu", "gelu", "silu", "tanh", "sigmoid")}
 
 
 def _foresee(func: Any, inputs: Any, *others: Any) -> Tensor | None:
     """What the commonest operations return, which take a millisecond to say so themselves; None where that is not plain."""
-    if func in _ALIKE and inputs.is_floating_point():
-        return inputs if func._schema.is_mutable else make_empty(inputs)
+    if func in _ALIKE and inputs.is_floating_point() and _is_dense(inputs):
+        return make_empty(inputs)
     if func is torch.ops.aten.linear.default:
         weight, *bias = others
         fits = weight.dim() == 2 and inputs.dim() > 0 and inputs.shape[-1] == weight.shape[1]
-        if fits and all(b is None or b.shape == weight.shape[:1] for b in bias) and inputs.dtype == weight.dtype:
+        fits &= all(b is None or (b.shape, b.dtype) == (weight.shape[:1], weight.dtype) for b in bias)
+        if fits and inputs.dtype == weight.dtype:
             return torch.empty((*inputs.shape[:-1], weight.shape[0]), dtype=inputs.dtype, device=_META)
     if func is torch.ops.aten.batch_norm.default and inputs.dim() > 1 and not others[4]:
-        fits = all(vector is None or vector.shape == inputs.shape[1:2] for vector in others[:4])
-        return make_empty(inputs) if fits else None
+        fits = all(v is None or v.shape == inputs.shape[1:2] for v in others[:2])
+        fits &= all(v is not None and v.shape == inputs.shape[1:2] for v in others[2:4])
+        made = make_empty(inputs) if _is_dense(inputs) else torch.empty(inputs.shape, dtype=inputs.dtype, device=_META)
+        return made if fits else None
     return None
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether a result has the strides of its operand for sure: without gaps or repetition."""
+    return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+
+
+@functools.cache
+def is_random(func: Any) -> bool:
+    """Whether an operation draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in func.tags
+
+
+@functools.cache
+def written(func: Any) -> tuple[int, ...]:
+    """Which arguments of an operation are written."""
+    arguments = func._schema.arguments if func._schema.is_mutable else ()
+    return tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
+
+
+@functools.cache
+def without_writing(func: Any) -> Any:
+    """The operation that returns what this one writes: relu for relu_. None if there is none."""
+    name = func._schema.name.removeprefix("aten::")
+    packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
+    pure = getattr(packet, func._overloadname, None)
+    if pure is None or [a.name for a in pure._schema.arguments[1:]] != [a.name for a in func._schema.arguments[1:]]:
+        return None
+    return pure
+
+
+# The kernels of this one return other strides than it does without values: contiguous() on it may copy, or may not.
+OTHER_STRIDES = {torch.ops.aten.scaled_dot_product_attention.default}
+# And whether these return a view depends on strides.
+MAY_SHARE = {getattr(torch.ops.aten, name).default for name in ("reshape", "reshape_as", "ravel", "contiguous")} | {
+    torch.ops.aten.flatten.using_ints
+}

@@ -120,7 +120,10 @@ def _of_module(model: nn.Module, call: Call) -> Function:
 
 
 def _check(symmetry: Symmetry, function: Function, state: Mapping[str, Tensor], what: str, tolerance: float) -> float:
-    expected = function(state)
+    try:
+        expected = function(state)
+    except (RuntimeError, IndexError) as error:
+        raise ValueError(f"cannot run the model on {what} with these example inputs: {error}") from error
     if not all(bool(torch.isfinite(e).all()) for e in expected if e.is_floating_point()):
         raise ValueError(f"cannot verify on {what}: the model's output is not finite there; trace with verify=False")
     generator = torch.Generator().manual_seed(0)
@@ -216,7 +219,7 @@ def _randomise(symmetry: Symmetry, state: Mapping[str, Tensor], buffers: set[str
             return value.double() * uniform(value, start, 0.5, 1.5) + uniform(value, start + _NUM_DRAWN // 2, 0.0, 0.1)
         if value.dim() < 2:
             return uniform(value, start, 0.5, 1.5)
-        bound = 0.5 * scale / value[0].numel() ** 0.5
+        bound = 0.5 * scale / max(1, value.shape[1:].numel()) ** 0.5
         return uniform(value, start, -bound, bound)
 
     return LazyState({key: value.to("meta") for key, value in state.items()}, read)
