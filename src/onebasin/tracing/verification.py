@@ -193,8 +193,9 @@ _NUM_DRAWN = 65537
 
 
 @functools.cache
-def _draw(device: torch.device) -> Tensor:
-    return torch.rand(2 * _NUM_DRAWN, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device)
+def _draw(device: torch.device, low: float, high: float) -> Tensor:
+    drawn = torch.rand(2 * _NUM_DRAWN, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return (drawn * (high - low) + low).to(device)
 
 
 def _randomise(symmetry: Symmetry, state: Mapping[str, Tensor], buffers: set[str], scale: float) -> LazyState:
@@ -205,10 +206,12 @@ def _randomise(symmetry: Symmetry, state: Mapping[str, Tensor], buffers: set[str
     alias = {key: keys[0] for keys in symmetry.ties for key in keys}
     starts = dict(zip(state, itertools.accumulate(value.numel() for value in state.values()), strict=True))
 
-    def uniform(value: Tensor, start: int, low: float, high: float) -> Tensor:
-        block = _draw(value.device)[start % _NUM_DRAWN :][: min(value.numel(), _NUM_DRAWN)]
-        block = block * (high - low) + low
-        return block.repeat(-(-value.numel() // _NUM_DRAWN))[: value.numel()].view(value.shape)
+    def uniform(value: Tensor, start: int, low: float, high: float, factor: float | None = None) -> Tensor:
+        block = _draw(value.device, low, high)[start % _NUM_DRAWN :][: min(value.numel(), _NUM_DRAWN)]
+        block = block if factor is None else block * factor
+        if value.numel() > _NUM_DRAWN:
+            block = block.repeat(-(-value.numel() // _NUM_DRAWN))[: value.numel()]
+        return block.view(value.shape)
 
     def read(key: str) -> Tensor:
         key = alias.get(key, key)
@@ -219,7 +222,6 @@ def _randomise(symmetry: Symmetry, state: Mapping[str, Tensor], buffers: set[str
             return value.double() * uniform(value, start, 0.5, 1.5) + uniform(value, start + _NUM_DRAWN // 2, 0.0, 0.1)
         if value.dim() < 2:
             return uniform(value, start, 0.5, 1.5)
-        bound = 0.5 * scale / max(1, value.shape[1:].numel()) ** 0.5
-        return uniform(value, start, -bound, bound)
+        return uniform(value, start, -0.5, 0.5, scale / max(1, value.shape[1:].numel()) ** 0.5)
 
     return LazyState({key: value.to("meta") for key, value in state.items()}, read)
