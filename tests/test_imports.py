@@ -9,7 +9,7 @@ ORDER = [
     "layout", "files", "state", "lazy", "gather", "structure", "permutation", "table",
     "tracing.terms", "tracing.unification", "tracing.scopes", "tracing.belongings", "tracing.shapes", "tracing.graph",
     "tracing.precision",
-    "tracing.recording", "tracing.walk",
+    "tracing.recording", "tracing.programs", "tracing.walk",
     "tracing.rules.contraction", "tracing.rules.convolution", "tracing.rules.normalization", "tracing.rules.elementwise",
     "tracing.rules.reduction", "tracing.rules.rearrangement", "tracing.rules.indexing",
     "tracing.rules.attention", "tracing.rules.recurrent", "tracing.rules",

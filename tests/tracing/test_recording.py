@@ -11,9 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import onebasin as ob
-from onebasin.tracing import recording, shapes
+from onebasin.tracing import programs, shapes
 from onebasin.tracing.graph import read_calls
-from onebasin.tracing.recording import NotFollowed, record, returns_the_same
+from onebasin.tracing.programs import returns_the_same
+from onebasin.tracing.recording import NotFollowed, record
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -21,7 +22,7 @@ def test_a_recording_finds_what_an_export_finds(name, monkeypatch):
     torch.manual_seed(0)
     model, inputs = CASES[name].make(), CASES[name].inputs()
     found = ob.symmetry(model, inputs, verify=False)
-    monkeypatch.setattr(recording, "record", refuse)
+    monkeypatch.setattr(programs, "record", refuse)
     expected = ob.symmetry(model, inputs, verify=False)
     assert found.groups == expected.groups
     assert found.layouts == expected.layouts
@@ -59,7 +60,7 @@ def test_a_recording_that_returns_something_else_is_not_believed(monkeypatch):
                 program.graph.erase_node(node)
         return program
 
-    monkeypatch.setattr(recording, "record", mistake)
+    monkeypatch.setattr(programs, "record", mistake)
     assert ob.symmetry(model, inputs, verify=False).groups
     assert not ob.symmetry(model, inputs).groups
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from onebasin.state import find_ties, read_state
 from onebasin.structure import Symmetry
 from onebasin.tracing.graph import Call, Program, read_calls
-from onebasin.tracing.recording import read_program
+from onebasin.tracing.programs import read_program
 from onebasin.tracing.result import build
 from onebasin.tracing.rules import RULES, STATISTICS, pointwise
 from onebasin.tracing.verification import verify_programs

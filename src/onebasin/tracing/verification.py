@@ -19,7 +19,7 @@ from onebasin.state import read_state
 from onebasin.structure import Symmetry
 from onebasin.tracing.graph import Call, Program, evaluation_mode, fixed_seed, read_calls
 from onebasin.tracing.precision import Float64, compute_in_float64, promote
-from onebasin.tracing.recording import read_program
+from onebasin.tracing.programs import read_program
 
 Function = Callable[[Mapping[str, Tensor]], list[Tensor]]
 """A model at fixed inputs: state -> all tensors it returns."""
