@@ -194,14 +194,14 @@ _NUM_DRAWN = 65537
 
 @functools.cache
 def _draw(device: torch.device, low: float, high: float) -> Tensor:
-    drawn = torch.rand(2 * _NUM_DRAWN, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    drawn = torch.rand(2 * _NUM_DRAWN, generator=torch.Generator().manual_seed(0))
     return (drawn * (high - low) + low).to(device)
 
 
 def _randomise(symmetry: Symmetry, state: Mapping[str, Tensor], buffers: set[str], scale: float) -> LazyState:
     """Weights at a scale that neither vanishes nor explodes with depth; buffers perturbed, variances kept positive.
 
-    They are made where they are read: a second model is never held.
+    They are made where they are read, in float32: a second model is never held, and what is permuted is half as large.
     """
     alias = {key: keys[0] for keys in symmetry.ties for key in keys}
     starts = dict(zip(state, itertools.accumulate(value.numel() for value in state.values()), strict=True))
@@ -219,7 +219,7 @@ def _randomise(symmetry: Symmetry, state: Mapping[str, Tensor], buffers: set[str
         if not value.is_floating_point() or key in symmetry.unreached:
             return value
         if key in buffers:
-            return value.double() * uniform(value, start, 0.5, 1.5) + uniform(value, start + _NUM_DRAWN // 2, 0.0, 0.1)
+            return value.float() * uniform(value, start, 0.5, 1.5) + uniform(value, start + _NUM_DRAWN // 2, 0.0, 0.1)
         if value.dim() < 2:
             return uniform(value, start, 0.5, 1.5)
         return uniform(value, start, -0.5, 0.5, scale / max(1, value.shape[1:].numel()) ** 0.5)
