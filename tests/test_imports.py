@@ -6,10 +6,10 @@ from pathlib import Path
 import onebasin
 
 ORDER = [
-    "layout", "files", "state", "lazy", "gather", "structure", "permutation", "table",
+    "layout", "files", "seeding", "state", "lazy", "gather", "structure", "permutation", "table",
     "tracing.terms", "tracing.unification", "tracing.scopes", "tracing.belongings", "tracing.shapes", "tracing.graph",
     "tracing.precision",
-    "tracing.recording", "tracing.programs", "tracing.walk",
+    "tracing.recording", "tracing.exporting", "tracing.programs", "tracing.walk",
     "tracing.rules.contraction", "tracing.rules.convolution", "tracing.rules.normalization", "tracing.rules.elementwise",
     "tracing.rules.reduction", "tracing.rules.rearrangement", "tracing.rules.indexing",
     "tracing.rules.attention", "tracing.rules.recurrent", "tracing.rules",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +21,7 @@ from onebasin.lazy import LazyState, make_lazy, open_state
 from onebasin.matching import METHODS, Found, Problem
 from onebasin.objectives import WeightDistance, parameter_keys
 from onebasin.permutation import Permutation
+from onebasin.seeding import seeded
 from onebasin.state import State, read_state
 from onebasin.structure import Symmetry
 from onebasin.tracing import symmetry as trace
@@ -135,7 +135,7 @@ def align(
             start_cost = problem.cost(chosen.identity())
             if method == "sinkhorn":
                 _check_memory(chosen, problem)
-        with _seeded(seed + attempt, problem.device):
+        with seeded(seed + attempt, problem.device):
             if chosen.groups:
                 found = METHODS[method](problem, **options)
             else:  # nothing is free: the model is as close as it can be
@@ -163,18 +163,6 @@ def align(
         method=method,
         logits=found.logits,
     )
-
-
-@contextlib.contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Within it the global generators of the CPU and of a CUDA device are seeded; afterwards they are as they were."""
-    on_cuda = device.type == "cuda"
-    with torch.random.fork_rng(devices=[device] if on_cuda else []):
-        torch.default_generator.manual_seed(seed)
-        if on_cuda:
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        yield
 
 
 def _permuted(model: Any, permutation: Permutation) -> Any:

@@ -9,7 +9,8 @@ from torch import nn
 import onebasin as ob
 from onebasin.layout import Factor
 from onebasin.tracing import symmetry as trace
-from onebasin.tracing.graph import export, read_calls
+from onebasin.tracing.exporting import export
+from onebasin.tracing.graph import read_calls
 from onebasin.tracing.verification import verify_programs
 
 

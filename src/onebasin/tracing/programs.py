@@ -9,9 +9,11 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from onebasin.seeding import seeded
 from onebasin.state import read_state
 from onebasin.tracing.belongings import Belongings
-from onebasin.tracing.graph import Call, Program, evaluation_mode, export, fixed_seed, quiet
+from onebasin.tracing.exporting import export
+from onebasin.tracing.graph import Call, Program, evaluation_mode, quiet
 from onebasin.tracing.precision import UPDATING, Float64, compute_in_float64, promote
 from onebasin.tracing.recording import Caught, record
 from onebasin.tracing.shapes import iterate_leaves
@@ -60,7 +62,7 @@ def returns_the_same(program: Program, model: nn.Module, call: Call) -> bool:
     belongings = Belongings(model, pytree.tree_leaves((call.args, call.kwargs)))
     args, kwargs = pytree.tree_map(lambda leaf: leaf, (call.args, call.kwargs))  # lists and dicts that may be written into
     with evaluation_mode(model), quiet(), belongings.restored(), torch.no_grad():
-        numbers = fixed_seed() if program.is_random else torch.random.fork_rng(devices=[])
+        numbers = seeded(0) if program.is_random else torch.random.fork_rng(devices=[])
         with numbers, Float64() if promoted else nullcontext():
             result = model(*args, **kwargs)
         found = program.run(state, compute_in_float64, promote) if promoted else program.run(state)

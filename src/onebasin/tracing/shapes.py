@@ -134,7 +134,7 @@ def _is_dense(tensor: Tensor) -> bool:
 @functools.cache
 def is_random(func: Any) -> bool:
     """Whether an operation draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in func.tags
+    return torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
 
 
 @functools.cache

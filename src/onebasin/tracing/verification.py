@@ -15,9 +15,10 @@ from torch.utils import _pytree as pytree
 
 from onebasin.lazy import LazyState, make_lazy
 from onebasin.permutation import Permutation
+from onebasin.seeding import seeded
 from onebasin.state import read_state
 from onebasin.structure import Symmetry
-from onebasin.tracing.graph import Call, Program, evaluation_mode, fixed_seed, read_calls
+from onebasin.tracing.graph import Call, Program, evaluation_mode, read_calls
 from onebasin.tracing.precision import Float64, compute_in_float64, promote
 from onebasin.tracing.programs import read_program
 
@@ -112,7 +113,7 @@ def _of_module(model: nn.Module, call: Call) -> Function:
     def function(state: Mapping[str, Tensor]) -> list[Tensor]:
         args, kwargs = pytree.tree_map(promote, (call.args, call.kwargs))
         promoted = {key: promote(value) for key, value in state.items()}
-        with evaluation_mode(model), torch.no_grad(), fixed_seed(), Float64():
+        with evaluation_mode(model), torch.no_grad(), seeded(0), Float64():
             result = torch.func.functional_call(model, promoted, args, kwargs)
         return [value for value in pytree.tree_leaves(result) if isinstance(value, Tensor)]
 
