@@ -23,7 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.align_tables import print_tables
+from benchmarks.align_tables import load_records, print_tables
+from benchmarks.measuring import check_device, check_files, find_commit
 from benchmarks.pairs import PAIRS, train_pair
 from benchmarks.solvers import COPY_SOLVERS, NETWORKS, PAIR_SOLVERS
 from onebasin.files import write_atomically
@@ -82,17 +83,9 @@ def prepare_pair(network: str, folder: Path, device: str) -> Path | str:
     return path
 
 
-def describe_commit() -> str:
-    """The commit that is measured: from the environment where there is no repository."""
-    if "ONEBASIN_COMMIT" in os.environ:
-        return os.environ["ONEBASIN_COMMIT"]
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT)
-    return done.stdout.strip() or "unknown"
-
-
 def read_records(path: Path | None, retry: bool) -> list[Record]:
     """What an earlier run has left; with `retry` only what did not fail."""
-    records = json.loads(path.read_text())["records"] if path is not None and path.exists() else []
+    records = load_records(path) if path is not None and path.exists() else []
     return [record for record in records if not (retry and "failed" in record)]
 
 
@@ -119,6 +112,8 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--retry", action="store_true", help="run again what failed")
     parser.add_argument("--out", type=Path, help="write the records to this JSON file, and go on from those in it")
     options = parser.parse_args()
+    check_device(options.device)
+    check_files(options.out, options.authors, options.rebasin)
     if options.quick:
         options.networks, options.pairs = QUICK
         options.limit = min(options.limit, 60)
@@ -131,7 +126,7 @@ def main() -> None:
     """Run every solver on every network, and print the tables."""
     options = read_options()
     records = read_records(options.out, options.retry)
-    commit = describe_commit()
+    commit = find_commit()
     known = {(r["task"], r["network"], r["solver"]) for r in records}
     with tempfile.TemporaryDirectory() as folder:
         for task, network, solvers, peer in list_jobs(options, known):

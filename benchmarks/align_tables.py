@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,14 @@ REFERENCES = {
     "plain weight matching": "ours, weight matching",
 }
 """Whom a peer is compared with: the same kind of method."""
+
+
+def load_records(path: Path) -> list[Record]:
+    """The records of a file; ends with a sentence if it has none."""
+    try:
+        return json.loads(path.read_text())["records"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        sys.exit(f"error: {path} is no file of records: {error}")
 
 
 def print_tables(records: list[Record]) -> None:
@@ -149,7 +158,7 @@ def main() -> None:
     parser.add_argument("records", type=Path)
     parser.add_argument("--plot", type=Path, help="draw the copies into this file")
     options = parser.parse_args()
-    records = json.loads(options.records.read_text())["records"]
+    records = load_records(options.records)
     print_tables(records)
     print_summary(records)
     if options.plot:

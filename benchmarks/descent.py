@@ -31,7 +31,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import onebasin as ob
-from benchmarks.measuring import ROOT, Record, append, describe_machine, say
+from benchmarks.measuring import ROOT, Record, append, check_files, describe_machine, say
 from benchmarks.solvers import NETWORKS, Task, make_task
 from onebasin.matching.problem import Problem
 from onebasin.matching.sinkhorn import find_distance, make_step
@@ -146,6 +146,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="append the records to this file, a line of JSON each")
     parser.add_argument("--worker", choices=("ours", "authors"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    check_files(options.out, options.authors)
     torch.set_num_threads(1)
     if options.worker:
         with warnings.catch_warnings():

@@ -226,6 +226,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="*", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     measuring.check_device(options.device)
+    measuring.check_files(options.out, options.authors, options.rebasin)
     if options.worker:
         work(*options.worker, options.device, options.sizes)
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,12 +29,26 @@ def check_device(device: str) -> None:
         sys.exit(f"error: --device {device} needs a GPU and a PyTorch built for it; neither was found together here")
 
 
+def check_files(out: Path | None, *peers: str | None) -> None:
+    """End with a sentence where an interpreter or folder of a peer is not there, or records cannot be written."""
+    for peer in peers:
+        if peer is not None and shutil.which(peer) is None and not Path(peer).is_dir():
+            sys.exit(f"error: {peer} is neither an interpreter nor a folder")
+    if out is not None and not out.resolve().parent.is_dir():
+        sys.exit(f"error: --out: the folder {out.resolve().parent} does not exist")
+
+
+def find_commit() -> str:
+    """The commit that is measured: from the environment where there is no repository."""
+    if "ONEBASIN_COMMIT" in os.environ:
+        return os.environ["ONEBASIN_COMMIT"]
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+
+
 def describe_machine(device: str) -> Record:
     """What a record needs to be compared with another one."""
-    commit = os.environ.get("ONEBASIN_COMMIT")
-    if commit is None:
-        command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-        commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    commit = find_commit()
     name = torch.cuda.get_device_name() if device.startswith("cuda") else "one core"
     return {"device": name, "torch": torch.__version__, "python": platform.python_version(), "commit": commit}
 

@@ -294,6 +294,7 @@ def main() -> None:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     measuring.check_device(options.device)
+    measuring.check_files(options.out, options.authors)
     if options.worker:
         work(options.worker, options.device, options.sizes, options.tf32)
         return

@@ -7,7 +7,8 @@ import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
 import onebasin as ob
-from benchmarks import descent
+from benchmarks import descent, measuring
+from benchmarks.align_tables import load_records
 from benchmarks.growth import fit_exponent
 from benchmarks.measuring import run_sizes
 from benchmarks.solvers import make_task
@@ -69,3 +70,19 @@ def test_the_floor_is_cubic_in_the_end():
     assert slope is not None
     assert 2.8 < slope < 3
     assert math.isclose(count_flops(512, "Mid"), count_flops(512, "training") + count_flops(512, "L2"))
+
+
+@pytest.mark.parametrize(
+    ("out", "peer", "message"),
+    [("nowhere/x.json", None, "does not exist"), (None, "nowhere", "neither an interpreter nor a folder")],
+)
+def test_missing_files_are_told_before_any_work(tmp_path, out, peer, message):
+    with pytest.raises(SystemExit, match=message):
+        measuring.check_files(None if out is None else tmp_path / out, None if peer is None else str(tmp_path / peer))
+
+
+def test_a_file_that_has_no_records_is_told(tmp_path):
+    (tmp_path / "broken.json").write_text("{")
+    for name in ("broken.json", "missing.json"):
+        with pytest.raises(SystemExit, match="is no file of records"):
+            load_records(tmp_path / name)
