@@ -383,3 +383,10 @@ def test_lora_and_optimizer_by_command(onebasin, folder):
     torch.save(optimizer.state_dict(), folder / "o.pt")
     ran = onebasin("apply", "p.safetensors", "o.pt", "-o", "moved.pt", "--json")
     assert ran.record["kind"] == "optimizer"
+
+
+@pytest.mark.parametrize("command", [(), ("align",), ("merge",)])
+def test_without_arguments_there_is_help_and_a_sentence(onebasin, command):
+    ran = onebasin(*command)
+    assert ran.code == 2
+    assert ran.err.strip().splitlines()[-1] == f"error: {' '.join(('onebasin', *command))} needs arguments"

@@ -100,9 +100,10 @@ def run(arguments: list[str]) -> int:
 def _fail_with_usage(error: Exception) -> int:
     message = getattr(error, "format_message", None)  # of click's exceptions, which typer keeps to itself
     if message is not None:
-        context = getattr(error, "ctx", None)
-        hint = f" (see {context.command_path} --help)" if context is not None else ""
-        return _fail(message().rstrip(".") + hint, getattr(error, "exit_code", 2))
+        command = getattr(getattr(error, "ctx", None), "command_path", "onebasin")
+        # Without any argument the message is empty: the help has been printed.
+        text = f"{message().rstrip('.')} (see {command} --help)" if message() else f"{command} needs arguments"
+        return _fail(text, getattr(error, "exit_code", 2))
     if os.environ.get("ONEBASIN_TRACEBACK"):
         raise error
     return _fail(
