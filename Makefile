@@ -14,7 +14,7 @@ install: .venv/installed
 	touch $@
 
 demo: install
-	$(PY) -m onebasin.demo
+	$(PY) -m onebasin demo
 
 test: install
 	$(PY) -m pytest

@@ -27,7 +27,7 @@ from benchmarks.align_tables import load_records, print_tables
 from benchmarks.measuring import check_device, check_files, find_commit
 from benchmarks.pairs import PAIRS, train_pair
 from benchmarks.solvers import COPY_SOLVERS, NETWORKS, PAIR_SOLVERS
-from onebasin.files import write_atomically
+from onebasin.tensors.files import write_atomically
 
 ROOT = Path(__file__).parent.parent
 QUICK = (("mlp", "resnet18"), ("MLP 2 x 512, digits",))

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.architectures import LIBRARIES, Architecture
-from onebasin.structure import Symmetry
+from onebasin.programs.graph import read_calls
+from onebasin.symmetries.structure import Symmetry
+from onebasin.symmetries.verification import verify_programs
 from onebasin.tracing import trace_calls
-from onebasin.tracing.graph import read_calls
-from onebasin.tracing.verification import verify_programs
 
 Record = dict[str, Any]
 

@@ -33,8 +33,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import onebasin as ob
 from benchmarks.measuring import ROOT, Record, append, check_files, describe_machine, say
 from benchmarks.solvers import NETWORKS, Task, make_task
+from onebasin.matching.methods.sinkhorn import find_distance, make_step
 from onebasin.matching.problem import Problem
-from onebasin.matching.sinkhorn import find_distance, make_step
 
 NUM_WARM = 3  # steps before anything is measured: the plans are as sharp as early in a descent
 LARGE = 2048  # side of the product that tells the speed of this machine

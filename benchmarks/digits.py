@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 import onebasin as ob
+from onebasin.cli.digits_demo import ResidualCNN, make_mlp, train
 from onebasin.datasets import digits
-from onebasin.demo import ResidualCNN, make_mlp, train
 
 CRITERION = nn.functional.cross_entropy
 

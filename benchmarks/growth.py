@@ -32,8 +32,8 @@ import onebasin as ob
 from benchmarks import measuring
 from benchmarks.measuring import Record, append, attempt, measure_bytes, read_clock, run_sizes, say
 from benchmarks.steps import CLASSES, INPUTS, authors_step, count_flops, make_pair, measure_step, our_step
+from onebasin.matching.methods.weight_matching import match_weights
 from onebasin.matching.problem import Problem
-from onebasin.matching.weights import match_weights
 
 SIZES = {"width": (64, 128, 256, 512, 1024, 2048, 4096, 8192), "depth": (2, 4, 8, 16, 32, 64)}
 QUICK = {"width": (64, 128, 256, 512), "depth": (2, 4, 8)}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from onebasin import datasets
-from onebasin.demo import ResidualCNN, train
+from onebasin.cli.digits_demo import ResidualCNN, train
 
 
 @dataclass

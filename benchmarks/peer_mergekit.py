@@ -16,7 +16,7 @@ import torch
 
 from onebasin.checkpoints import open_checkpoint, open_models, write_checkpoint
 from onebasin.cli.app import run as onebasin
-from onebasin.tracing.verification import compare
+from onebasin.symmetries.verification import compare
 
 RECIPE = """merge_method: linear
 dtype: bfloat16

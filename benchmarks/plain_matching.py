@@ -12,7 +12,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 import onebasin as ob
-from onebasin.layout import Factor, Product
+from onebasin.symmetries.layout import Factor, Product
 
 Axes = dict[str, list[tuple[str, int]]]
 """For each permutation the tensors, and the axis of each, that it permutes."""

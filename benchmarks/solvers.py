@@ -27,7 +27,7 @@ from benchmarks.apply import prepare_torchvision
 from benchmarks.copies import make_network
 from benchmarks.pairs import Pair, load_pair
 from benchmarks.plain_matching import match_plainly
-from onebasin import hardening
+from onebasin.relaxation import hardening
 
 State = dict[str, torch.Tensor]
 NETWORKS = ("mlp", "vgg11", "vgg13", "vgg16", "vgg19", "resnet18", "resnet50", "vit_b_16", "gpt2")

@@ -31,10 +31,10 @@ from torch.nn.functional import cross_entropy
 import onebasin as ob
 from benchmarks import measuring
 from benchmarks.measuring import Record, append, attempt, measure_bytes, run_sizes, say, time_call
-from onebasin.adam import make_adam
-from onebasin.capturing import NUM_PLAIN, Step
+from onebasin.descent.adam import make_adam
+from onebasin.descent.cuda_graphs import NUM_PLAIN, Step
+from onebasin.matching.methods.sinkhorn import make_step
 from onebasin.matching.problem import Problem
-from onebasin.matching.sinkhorn import make_step
 
 WIDTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 BATCH, INPUTS, CLASSES = 1000, 784, 10

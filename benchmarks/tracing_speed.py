@@ -14,9 +14,9 @@ from typing import TypeVar
 import torch
 
 from benchmarks.architectures import Logits, declare_torchvision_operators
+from onebasin.programs.graph import read_calls
+from onebasin.symmetries.verification import verify_programs
 from onebasin.tracing import trace_calls
-from onebasin.tracing.graph import read_calls
-from onebasin.tracing.verification import verify_programs
 
 Result = TypeVar("Result")
 

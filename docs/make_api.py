@@ -28,14 +28,14 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
     },
     "Pictures and reports": {
         "onebasin.plots": ["plot_path", "plot_paths", "plot_history", "plot_permutation", "plot_plane", "plot_accuracies"],
-        "onebasin.report": ["Report", "render"],
+        "onebasin.reporting.report": ["Report", "render"],
     },
     "Checkpoints": {
         "onebasin.checkpoints": [
             *("open_checkpoint", "open_models", "write_checkpoint", "find_architecture", "fit_names"),
             *("move_adapter", "move_optimizer"),
         ],
-        "onebasin.lazy": ["LazyState"],
+        "onebasin.tensors.lazy": ["LazyState"],
     },
     "Data": {"onebasin.datasets": ["digits", "mnist", "cifar10", "cifar100"]},
     "Continual learning": {

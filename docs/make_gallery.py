@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 import onebasin as ob
 from benchmarks.digits import VisionTransformer
+from onebasin.cli.digits_demo import ResidualCNN, make_mlp, train
 from onebasin.datasets import digits
-from onebasin.demo import ResidualCNN, make_mlp, train
-from onebasin.layout import Factor, Product
 from onebasin.plots import COLORS, GREY, plot_history, plot_paths, plot_permutation, plot_plane
-from onebasin.report import Report
+from onebasin.reporting.report import Report
+from onebasin.symmetries.layout import Factor, Product
 
 FOLDER = Path(__file__).parent / "pictures"
 CRITERION = nn.functional.cross_entropy

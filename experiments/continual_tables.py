@@ -11,7 +11,7 @@ import numpy as np
 from scipy import stats
 
 from onebasin.continual import AccuracyMatrix
-from onebasin.files import write_atomically
+from onebasin.tensors.files import write_atomically
 
 Run = dict[str, Any]
 BENCHMARKS = {"mnist": "Rotated MNIST", "cifar": "Split CIFAR-100"}

@@ -10,7 +10,7 @@ import numpy as np
 from experiments.depth import METHODS, NETWORKS
 from experiments.figures import METHOD_COLORS, new_figure, save_figure
 from experiments.summaries import write_markdown
-from onebasin.connectivity import Path as LossPath
+from onebasin.landscape.paths import Path as LossPath
 
 COLORS = {**METHOD_COLORS, "wm+mid": "C5"}
 

@@ -90,8 +90,8 @@ def _matrices(config: dict[str, Any]) -> dict[str, Any]:
 
 def draw(records: list[dict[str, Any]], folder: Path) -> None:
     """Draw what was computed."""
-    from onebasin.connectivity import Path as LossPath
-    from onebasin.connectivity import Plane
+    from onebasin.landscape.paths import Path as LossPath
+    from onebasin.landscape.paths import Plane
 
     for record in records:
         result = record["result"]

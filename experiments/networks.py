@@ -13,7 +13,7 @@ from benchmarks.digits import VisionTransformer
 from experiments.frame import identify
 from experiments.tasks import Data
 from onebasin import datasets
-from onebasin.files import write_atomically
+from onebasin.tensors.files import write_atomically
 
 VGG_LAYERS = {
     "vgg11": "64 M 128 M 256 256 M 512 512 M 512 512 M",

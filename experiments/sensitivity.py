@@ -16,7 +16,7 @@ from experiments.batched import align_pairs, measure_paths, permute
 from experiments.summaries import mean_and_deviation, write_markdown
 from experiments.table2 import TASKS, load_pairs, objective_of
 from experiments.tasks import load
-from onebasin.connectivity import Path as LossPath
+from onebasin.landscape.paths import Path as LossPath
 
 FIRST_SEED = 1000  # Table 2 begins at 0
 BASE: dict[str, Any] = {

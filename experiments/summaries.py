@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from onebasin.files import write_atomically
+from onebasin.tensors.files import write_atomically
 
 
 def mean_and_deviation(values: Sequence[float], digits: int = 3) -> str:

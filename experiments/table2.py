@@ -20,7 +20,7 @@ import onebasin as ob
 from experiments.authors import align_authors
 from experiments.batched import align_pairs, measure_paths, permute
 from experiments.tasks import TASKS, Data, Stack, Task, load, trained_networks
-from onebasin.connectivity import Path as LossPath
+from onebasin.landscape.paths import Path as LossPath
 
 NUM_PAIRS, NUM_POINTS = 50, 25
 NUM_MEASURED = 10_000  # training images that the line is measured on, at most

@@ -16,7 +16,7 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from experiments.frame import identify
 from onebasin import datasets
-from onebasin.files import write_atomically
+from onebasin.tensors.files import write_atomically
 
 Stack = dict[str, Tensor]
 """The state of many networks of one architecture, stacked along a first axis."""

@@ -9,7 +9,7 @@ from torch import nn
 import onebasin as ob
 from onebasin.checkpoints import move_adapter, move_optimizer, open_checkpoint
 from onebasin.checkpoints.applying import move_file
-from onebasin.lazy import make_lazy
+from onebasin.tensors.lazy import make_lazy
 
 
 class Network(nn.Module):
@@ -118,7 +118,7 @@ def test_what_cannot_follow_is_refused():
 
 
 def _is_nested(symmetry, key):
-    from onebasin.layout import dependencies, find_parent
+    from onebasin.symmetries.layout import dependencies, find_parent
 
     layout = symmetry.layouts[key]
     return len(layout) > 1 and any(

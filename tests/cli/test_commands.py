@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import onebasin as ob
 from onebasin.checkpoints import open_checkpoint
-from onebasin.evaluation import mean_loss
+from onebasin.landscape.evaluation import mean_loss
 
 MLP = ("--model", "cli_networks:make_with_inputs")
 
@@ -323,7 +323,7 @@ def test_force_replaces_whole_folders_only_if_they_are_checkpoints(onebasin, fol
 
 def test_demo(onebasin, folder, monkeypatch):
     called = []
-    monkeypatch.setattr("onebasin.demo.main", called.append)
+    monkeypatch.setattr("onebasin.cli.digits_demo.main", called.append)
     assert onebasin("demo", "--seed", "4").code == 0
     assert called == [["--out", "demo-output", "--seed", "4"]]
 

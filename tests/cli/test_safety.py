@@ -13,7 +13,7 @@ from cli_files import digest
 from safetensors.torch import save_file
 
 import onebasin as ob
-from onebasin.files import write_folder_atomically
+from onebasin.tensors.files import write_folder_atomically
 
 MLP = ("--model", "cli_networks:make_with_inputs")
 

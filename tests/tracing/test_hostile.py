@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import onebasin as ob
-from onebasin.tracing.graph import read_calls
-from onebasin.tracing.recording import NotFollowed, record
+from onebasin.programs.graph import read_calls
+from onebasin.programs.recording import NotFollowed, record
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 import onebasin as ob
-from onebasin.layout import Factor
+from onebasin.programs.exporting import export
+from onebasin.programs.graph import read_calls
+from onebasin.symmetries.layout import Factor
+from onebasin.symmetries.verification import verify_programs
 from onebasin.tracing import symmetry as trace
-from onebasin.tracing.exporting import export
-from onebasin.tracing.graph import read_calls
-from onebasin.tracing.verification import verify_programs
 
 
 def small() -> nn.Module:

@@ -6,10 +6,10 @@ from networks import CASES
 from torch import Tensor, nn
 
 import onebasin as ob
-from onebasin.gather import gather
-from onebasin.layout import factors, gather_indices
-from onebasin.state import read_state
-from onebasin.tracing.graph import evaluation_mode, read_calls
+from onebasin.programs.graph import evaluation_mode, read_calls
+from onebasin.symmetries.gather import gather
+from onebasin.symmetries.layout import factors, gather_indices
+from onebasin.tensors.states import read_state
 
 
 def randomise(model: nn.Module) -> nn.Module:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onebasin.structure import Symmetry
+from onebasin.symmetries.structure import Symmetry
 from onebasin.tracing import symmetry as trace
 
 _TYPES = {"float": torch.float32, "long": torch.int64, "int": torch.int32, "bool": torch.bool}

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onebasin.files import import_safetensors
-from onebasin.lazy import LazyState
+from onebasin.tensors.files import import_safetensors
+from onebasin.tensors.lazy import LazyState
 
 # In the order in which `from_pretrained` looks for them.
 WEIGHT_FILES = (

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from onebasin.checkpoints.reading import _DTYPES, TORCH_ENDINGS, WEIGHT_FILES, Checkpoint
-from onebasin.files import check_writable, write_atomically, write_folder_atomically
+from onebasin.tensors.files import check_writable, write_atomically, write_folder_atomically
 
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 # What `from_pretrained` and other readers of a folder need beside the weights.

@@ -14,14 +14,14 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from onebasin.cli.align import align
-from onebasin.cli.apply import apply
-from onebasin.cli.barrier import barrier
+from onebasin.cli.commands.align import align
+from onebasin.cli.commands.apply import apply
+from onebasin.cli.commands.barrier import barrier
+from onebasin.cli.commands.demo import demo
+from onebasin.cli.commands.inspect import inspect
+from onebasin.cli.commands.merge import merge
+from onebasin.cli.commands.verify import verify
 from onebasin.cli.console import begin, speaks_json
-from onebasin.cli.demo import demo
-from onebasin.cli.inspect import inspect
-from onebasin.cli.merge import merge
-from onebasin.cli.verify import verify
 
 REFUSED, INTERNAL, INTERRUPTED = 3, 70, 130
 

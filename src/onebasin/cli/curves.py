@@ -10,7 +10,7 @@ from onebasin.cli.console import Track
 
 if TYPE_CHECKING:
     from onebasin.checkpoints import Opened
-    from onebasin.connectivity import Path as Curve
+    from onebasin.landscape.paths import Path as Curve
 
 _REPORTED_POINTS = 11
 
@@ -27,7 +27,7 @@ class Lines:
     """
 
     def __init__(self, opened: Opened, loss: Any, data: Any, points: int, reset: bool = False):
-        from onebasin.evaluation import mean_loss
+        from onebasin.landscape.evaluation import mean_loss
 
         self.model = opened.load_one(0)
         self.evaluate = mean_loss(loss, data)
@@ -36,7 +36,7 @@ class Lines:
 
     def measure(self, states: Mapping[str, Any], track: Track) -> dict[str, Curve]:
         """The line to each state, by its name."""
-        from onebasin.connectivity import linear_path
+        from onebasin.landscape.paths import linear_path
 
         done = 0
 
@@ -54,7 +54,7 @@ class Lines:
 
     def evaluate_state(self, state: Any) -> dict[str, float]:
         """The loss, and what else is measured, of one state."""
-        from onebasin.batches import copy_model
+        from onebasin.landscape.batches import copy_model
 
         model = copy_model(self.model)
         model.load_state_dict(self._as_run(state))

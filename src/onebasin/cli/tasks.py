@@ -13,8 +13,8 @@ from onebasin.cli.options import read_settings
 
 if TYPE_CHECKING:
     from onebasin.checkpoints import Checkpoint, Opened
-    from onebasin.lazy import LazyState
-    from onebasin.permutation import Permutation
+    from onebasin.symmetries.permutation import Permutation
+    from onebasin.tensors.lazy import LazyState
 
 
 def open_files(paths: Sequence[Path]) -> list[Checkpoint]:
@@ -32,8 +32,8 @@ def read_inputs(
 
     Where nothing else says what the inputs look like, the first batch of the data does.
     """
-    from onebasin.batches import take_example
     from onebasin.checkpoints import open_models
+    from onebasin.landscape.batches import take_example
 
     with output.status("reading and tracing"):
         example = take_example(data) if data is not None and not shapes else None
@@ -60,7 +60,7 @@ def read_data(name: str | None, split: Literal["train", "test"]) -> Any:
         data = function()
     except Exception as error:
         raise ValueError(f"{name} failed: {type(error).__name__}: {error}") from error
-    from onebasin.batches import check_rereadable
+    from onebasin.landscape.batches import check_rereadable
 
     check_rereadable(data)
     return data
@@ -79,7 +79,7 @@ def blame_data(data: Any) -> Iterator[None]:
 
 def read_loss(name: str) -> Any:
     """A loss by name."""
-    from onebasin.evaluation import LOSSES
+    from onebasin.landscape.evaluation import LOSSES
 
     if name in LOSSES:
         return LOSSES[name]
@@ -114,7 +114,7 @@ def read_objective(name: str, loss: str, data: Any) -> Any:
 def read_init(text: str | None) -> Any:
     """A method's name, or a saved permutation."""
     from onebasin.matching import METHODS
-    from onebasin.permutation import Permutation
+    from onebasin.symmetries.permutation import Permutation
 
     if text is None or text in METHODS:
         return text
@@ -223,7 +223,7 @@ def check_outputs(out: Path, like: Checkpoint, inputs: Sequence[Path], files: Se
 
 def check_files(taken_paths: Sequence[Path], files: Sequence[Path | None], force: bool) -> None:
     """Refuse files to be written that exist, that are inputs, or that are each other."""
-    from onebasin.files import check_writable
+    from onebasin.tensors.files import check_writable
 
     taken = {path.resolve() for path in taken_paths}
     for file in filter(None, files):
@@ -266,7 +266,7 @@ def describe_checkpoint(checkpoint: Checkpoint) -> str:
 
 def in_types_of(like: Checkpoint, merged: Any) -> LazyState:
     """A merged network or state in the types of a checkpoint."""
-    from onebasin.lazy import LazyState, make_lazy
+    from onebasin.tensors.lazy import LazyState, make_lazy
 
     state = make_lazy(merged)
     return LazyState(like.shapes, lambda key: state[key].to(like.shapes[key].dtype))
@@ -314,6 +314,6 @@ def save_report(path: Path | None, title: str, facts: dict[str, Any], **parts: A
     """Write the HTML report, if one was asked for."""
     if path is None:
         return
-    from onebasin.report import Report
+    from onebasin.reporting.report import Report
 
     Report(title, command_line(), facts=[(name, str(value)) for name, value in facts.items()], **parts).save(path)

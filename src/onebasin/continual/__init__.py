@@ -1,17 +1,17 @@
 """Continual learning: strategies that learn one task after the other, streams of tasks, and what is measured on them."""
 
-from onebasin.continual.agem import AGEM
-from onebasin.continual.derpp import DERPlusPlus
-from onebasin.continual.evaluation import learn_stream, run_stream
-from onebasin.continual.ewc import EWC
-from onebasin.continual.finetune import Finetune
-from onebasin.continual.joint import Joint
-from onebasin.continual.lwf import LwF
+from onebasin.continual.learning import learn_stream, run_stream
 from onebasin.continual.metrics import AccuracyMatrix
-from onebasin.continual.rebasin import RebasinStrategy
-from onebasin.continual.replay import Replay
 from onebasin.continual.stepping import interleave
-from onebasin.continual.strategy import Strategy, Training, accuracy, adam, sgd
+from onebasin.continual.strategies.agem import AGEM
+from onebasin.continual.strategies.base import Strategy, Training, accuracy, adam, sgd
+from onebasin.continual.strategies.derpp import DERPlusPlus
+from onebasin.continual.strategies.ewc import EWC
+from onebasin.continual.strategies.finetune import Finetune
+from onebasin.continual.strategies.joint import Joint
+from onebasin.continual.strategies.lwf import LwF
+from onebasin.continual.strategies.rebasin import RebasinStrategy
+from onebasin.continual.strategies.replay import Replay
 from onebasin.continual.streams import (
     Stream,
     Task,

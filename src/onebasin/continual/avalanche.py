@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onebasin.continual.strategy import Strategy
+from onebasin.continual.strategies.base import Strategy
 from onebasin.continual.streams import Task
 
 try:

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from onebasin.matching.activations import match_activations
+from onebasin.matching.methods.activation_matching import match_activations
+from onebasin.matching.methods.sinkhorn import match_by_sinkhorn
+from onebasin.matching.methods.straight_through import match_straight_through
+from onebasin.matching.methods.weight_matching import match_weights, polish
 from onebasin.matching.problem import Found, Problem
-from onebasin.matching.sinkhorn import match_by_sinkhorn
-from onebasin.matching.straight_through import match_straight_through
-from onebasin.matching.weights import match_weights, polish
 
 METHODS: dict[str, Callable[..., Found]] = {
     "sinkhorn": match_by_sinkhorn,

@@ -10,12 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onebasin.hardening import harden, plan_shape, trees
-from onebasin.layout import factors
 from onebasin.matching.problem import Problem
 from onebasin.matching.scores import blocks, find_tips, products, reduce_to
-from onebasin.permutation import Permutation
-from onebasin.structure import Group
+from onebasin.relaxation.hardening import harden, plan_shape, trees
+from onebasin.symmetries.layout import factors
+from onebasin.symmetries.permutation import Permutation
+from onebasin.symmetries.structure import Group
 
 _LEAST_SPREAD = 1e-5
 """Numbers that differ less between units, beside the largest of them, differ by rounding: they tell nothing."""

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onebasin.lazy import LazyState, make_lazy
-from onebasin.objectives import WeightDistance
-from onebasin.permutation import Permutation
-from onebasin.state import State
-from onebasin.structure import Symmetry
+from onebasin.relaxation.objectives import WeightDistance
+from onebasin.symmetries.permutation import Permutation
+from onebasin.symmetries.structure import Symmetry
+from onebasin.tensors.lazy import LazyState, make_lazy
+from onebasin.tensors.states import State
 
 Objective = Callable[[Mapping[str, Any], Mapping[str, Any], Any], Tensor]
 

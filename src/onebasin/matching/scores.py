@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from onebasin.layout import Factor, Product, Term, factors
-from onebasin.structure import Group, Symmetry
+from onebasin.symmetries.layout import Factor, Product, Term, factors
+from onebasin.symmetries.structure import Group, Symmetry
 
 
 def blocks(

@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from onebasin.state import find_ties, read_state
-from onebasin.structure import Symmetry
-from onebasin.tracing.graph import Call, Program, read_calls
-from onebasin.tracing.programs import read_program
-from onebasin.tracing.result import build
+from onebasin.programs.frontends import read_program
+from onebasin.programs.graph import Call, Program, read_calls
+from onebasin.symmetries.structure import Symmetry
+from onebasin.symmetries.verification import verify_programs
+from onebasin.tensors.states import find_ties, read_state
+from onebasin.tracing.naming import build
 from onebasin.tracing.rules import RULES, STATISTICS, pointwise
-from onebasin.tracing.verification import verify_programs
 from onebasin.tracing.walk import Trace, Walker
 
 

@@ -12,11 +12,11 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from onebasin.structure import Pin
-from onebasin.tracing import unification
-from onebasin.tracing.graph import Program
-from onebasin.tracing.scopes import enforce
-from onebasin.tracing.terms import ONE, Atom, Axes, Same, Unknown, leaves
+from onebasin.programs.graph import Program
+from onebasin.symmetries.structure import Pin
+from onebasin.tracing.axes import unification
+from onebasin.tracing.axes.scopes import enforce
+from onebasin.tracing.axes.terms import ONE, Atom, Axes, Same, Unknown, leaves
 
 Rule = Callable[["Trace", dict[str, Any]], Any]
 """Takes the arguments by schema name, tensors as `Axes`; returns the axes of the result, or a list of those."""

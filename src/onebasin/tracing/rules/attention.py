@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from onebasin.tracing.axes.terms import Axes, Product, Same
 from onebasin.tracing.rules.contraction import contract
 from onebasin.tracing.rules.elementwise import broadcast
-from onebasin.tracing.terms import Axes, Product, Same
 from onebasin.tracing.walk import Rule, Trace
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from onebasin.tracing.terms import Axes, Same, Unknown, resolve
+from onebasin.tracing.axes.terms import Axes, Same, Unknown, resolve
 from onebasin.tracing.walk import Rule, Trace
 
 Letters = Sequence[Hashable]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onebasin.tracing.terms import Axes, Product, Unknown
+from onebasin.tracing.axes.terms import Axes, Product, Unknown
 from onebasin.tracing.walk import Rule, Trace
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from onebasin.tracing.terms import ONE, Axes, Same
-from onebasin.tracing.unification import cut, join_all
+from onebasin.tracing.axes.terms import ONE, Axes, Same
+from onebasin.tracing.axes.unification import cut, join_all
 from onebasin.tracing.walk import Rule, Trace
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from onebasin.tracing.axes.terms import Axes
 from onebasin.tracing.rules.elementwise import broadcast
-from onebasin.tracing.terms import Axes
 from onebasin.tracing.walk import Rule, Trace
 
 _REASON = "an index selects along it"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from onebasin.tracing.terms import ONE, Atom, Axes, Cases, Product, Same, Sum, Unknown, identity, resolve
-from onebasin.tracing.unification import cut, narrow
+from onebasin.tracing.axes.terms import ONE, Atom, Axes, Cases, Product, Same, Sum, Unknown, identity, resolve
+from onebasin.tracing.axes.unification import cut, narrow
 from onebasin.tracing.walk import Rule, Trace
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from onebasin.tracing.axes.terms import Axes, Unknown
+from onebasin.tracing.axes.unification import cut
 from onebasin.tracing.rules.contraction import contract
 from onebasin.tracing.rules.rearrangement import cat, select, stack
-from onebasin.tracing.terms import Axes, Unknown
-from onebasin.tracing.unification import cut
 from onebasin.tracing.walk import Rule, Trace
 
 _NUM_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from onebasin.tracing.axes.terms import ONE, Atom, Axes, Same, Sum
 from onebasin.tracing.rules.elementwise import broadcast
-from onebasin.tracing.terms import ONE, Atom, Axes, Same, Sum
 from onebasin.tracing.walk import Rule, Trace
 
 

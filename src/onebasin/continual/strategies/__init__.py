@@ -1,0 +1,1 @@
+"""One strategy of continual learning per file."""

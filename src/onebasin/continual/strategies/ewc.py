@@ -1,0 +1,96 @@
+"""EWC: parameters that mattered to earlier tasks are held by springs."""
+
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from onebasin.continual.samples import Samples, as_input
+from onebasin.continual.strategies.base import Loss, Strategy, Training
+
+_CHUNK = 32
+
+
+class EWC(Strategy):
+    """Elastic weight consolidation (Kirkpatrick et al. 2017, arXiv 1612.00796), its eq. 3, a term for each task.
+
+    C(theta; B_i) + strength / 2 sum_k sum_j F_kj (theta_j - theta_kj)^2. F_k is the diagonal of the Fisher information at
+    the end of task k, from the gradients of single examples with their own labels. The sum of the quadratics is one
+    quadratic, about the average of the theta_k weighted by F_k, and up to a constant it is kept so.
+
+    Args:
+        model: where to start.
+        loss: ``loss(output, target)``, a mean over the batch.
+        strength: lambda. Avalanche leaves out the half: its lambda is half of this one.
+        num_fisher: examples that F is estimated on; all if None.
+        fisher_batch: gradients are averaged over as many examples before they are squared. One is the definition;
+            libraries often square the gradients of training batches, which makes F smaller by about that factor.
+        training: see `Training`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss = functional.cross_entropy,
+        strength: float = 10.0,
+        num_fisher: int | None = 1000,
+        fisher_batch: int = 1,
+        **training: Unpack[Training],
+    ):
+        super().__init__(model, loss, **training)
+        for name, value in (("num_fisher", num_fisher), ("fisher_batch", fisher_batch)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        self.strength, self.num_fisher, self.fisher_batch = strength, num_fisher, fisher_batch
+        self._fisher: list[Tensor] = []
+        self._anchor: list[Tensor] = []
+
+    def cost(self) -> Tensor:
+        """The loss and the springs."""
+        terms = [
+            (fisher * (parameter - anchor).square()).sum()
+            for parameter, fisher, anchor in zip(self.model.parameters(), self._fisher, self._anchor, strict=False)
+        ]
+        return super().cost() + self.strength / 2 * torch.stack(terms).sum() if terms else super().cost()
+
+    def finish(self, samples: Samples) -> None:
+        """Estimate F, and add this task's quadratic to the others'."""
+        parameters = [parameter.detach().clone() for parameter in self.model.parameters()]
+        fisher = self._estimate(samples)
+        if not self._fisher:
+            self._fisher, self._anchor = fisher, parameters
+            return
+        for total, anchor, new, parameter in zip(self._fisher, self._anchor, fisher, parameters, strict=True):
+            total += new
+            anchor += torch.where(total > 0, new / total, 1.0) * (parameter - anchor)
+
+    def _estimate(self, samples: Samples) -> list[Tensor]:
+        """The mean of squared gradients of examples, or of small batches of them."""
+        params = {name: value.detach() for name, value in self.model.named_parameters()}
+        count = len(samples) if self.num_fisher is None else min(self.num_fisher, len(samples))
+        size = min(self.fisher_batch, count)
+        order = torch.randperm(len(samples), generator=self.generator)[: count // size * size].view(-1, size)
+        order = order.repeat_interleave(self.members, dim=1)  # every example to every member
+
+        def cost(params: dict[str, Tensor], inputs: Tensor, targets: Tensor, heads: Tensor) -> Tensor:
+            return self.loss(self.answer(Samples(inputs, targets, heads), params), targets)
+
+        gradient = torch.func.vmap(torch.func.grad(cost), in_dims=(None, 0, 0, 0))
+        total = {name: torch.zeros_like(value) for name, value in params.items()}
+        for index in order.to(self.device).split(_CHUNK):
+            part = samples.at(index)
+            for name, value in gradient(params, as_input(part.inputs), part.targets, part.heads).items():
+                total[name] += value.square().sum(0)
+        return [value / len(order) for value in total.values()]
+
+    def state_dict(self) -> dict[str, Any]:
+        """With the springs."""
+        springs = {"fisher": self._fisher, "anchor": self._anchor}
+        return {**super().state_dict(), **{name: [value.clone() for value in values] for name, values in springs.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take them over."""
+        super().load_state_dict(state)
+        self._fisher = [value.to(self.device).clone() for value in state["fisher"]]
+        self._anchor = [value.to(self.device).clone() for value in state["anchor"]]

@@ -1,0 +1,72 @@
+"""LwF: on new data, go on answering as before."""
+
+import copy
+from collections.abc import Callable
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from onebasin.continual.samples import Samples, as_input
+from onebasin.continual.strategies.base import Loss, Strategy, Training
+
+
+class LwF(Strategy):
+    """Learning without forgetting (Li and Hoiem 2016, arXiv 1606.09282), its eqs. 2 to 4.
+
+    C(theta; B_i) - strength sum_k sum_c y'_kc log yhat'_kc: the answers of the last network on the batch are targets,
+    softened by a temperature, for every earlier head k. Tasks that share one head count as one.
+
+    Args:
+        model: where to start.
+        loss: ``loss(output, target)``.
+        strength: lambda_o of the source.
+        temperature: T of the source, which takes 2.
+        training: see `Training`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss = functional.cross_entropy,
+        strength: float = 1.0,
+        temperature: float = 2.0,
+        **training: Unpack[Training],
+    ):
+        super().__init__(model, loss, **training)
+        if temperature <= 0:
+            raise ValueError(f"temperature must be positive, got {temperature}")
+        self.strength, self.temperature = strength, temperature
+        self._teacher: nn.Module | None = None
+        self._old_heads = torch.zeros(0, dtype=torch.int64)
+
+    def begin(self, samples: Samples, num_steps: int) -> Callable[[], None]:
+        """Keep the last network for a teacher."""
+        old = self.heads[:-1]
+        distinct = [old.index(classes) for classes in dict.fromkeys(old)]
+        self._old_heads = torch.tensor(distinct, dtype=torch.int64, device=self.device)
+        self._teacher = copy.deepcopy(self.model).eval() if old else None
+        return super().begin(samples, num_steps)
+
+    def cost(self) -> Tensor:
+        """The loss, and the cross-entropy to the teacher's answers."""
+        batch = self.feed.draw()
+        inputs = as_input(batch.inputs)
+        output = self.model(inputs)
+        cost = self.loss(self.restrict(output, batch.heads), batch.targets)
+        if self._teacher is None:
+            return cost
+        with torch.no_grad():
+            before = self._soften(self._teacher(inputs)).exp()
+        return cost - self.strength * self.members * (before * self._soften(output)).sum((0, 2)).mean()
+
+    def _soften(self, output: Tensor) -> Tensor:
+        """Log-probabilities at a temperature in every earlier head: (heads, batch, classes)."""
+        heads = self._old_heads.unsqueeze(1)
+        softened = (output / self.temperature).expand(len(heads), -1, -1)
+        return functional.log_softmax(self.restrict(softened, heads), dim=-1)
+
+    def finish(self, samples: Samples) -> None:
+        """The teacher is not needed any more."""
+        self._teacher = None

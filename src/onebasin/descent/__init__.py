@@ -1,0 +1,1 @@
+"""Steps of an optimiser, recorded as CUDA graphs where that is possible."""

@@ -1,0 +1,1 @@
+"""The loss between models: lines and planes, and the statistics of mixed networks."""

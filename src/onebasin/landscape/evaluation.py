@@ -1,0 +1,49 @@
+"""From a loss and batches of data to what `linear_path` evaluates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.landscape.batches import call_model, check_rereadable
+
+LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
+    "cross-entropy": nn.functional.cross_entropy,
+    "mse": nn.functional.mse_loss,
+    "l1": nn.functional.l1_loss,
+    "bce": nn.functional.binary_cross_entropy_with_logits,
+}
+
+
+def mean_loss(loss: Callable[[Any, Any], Tensor], data: Iterable[Any]) -> Callable[[nn.Module], dict[str, float]]:
+    """An ``evaluate`` for `linear_path`: the mean of the loss over batches (inputs, target), each weighed by its size.
+
+    Where outputs are scores of classes and targets their numbers, the accuracy is given as well.
+    """
+    check_rereadable(data)
+
+    @torch.no_grad()
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        total, correct, count = 0.0, 0.0, 0
+        classes = True
+        for inputs, target in data:
+            output = call_model(model, inputs)
+            size = len(target)
+            total += float(loss(output, target)) * size
+            count += size
+            classes = classes and _is_classification(output, target)
+            if classes:
+                correct += float((output.argmax(1) == target).sum())
+        if not count:
+            raise ValueError("the data has no batches")
+        return {"loss": total / count, **({"accuracy": correct / count} if classes else {})}
+
+    return evaluate
+
+
+def _is_classification(output: Any, target: Any) -> bool:
+    shapes = isinstance(output, Tensor) and isinstance(target, Tensor) and output.dim() == 2 and target.dim() == 1
+    return shapes and target.dtype == torch.int64

@@ -1,0 +1,270 @@
+"""The loss between models: on the line through two of them, on the plane through three."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from onebasin.landscape.batches import check_rereadable, copy_model
+from onebasin.landscape.repair import reset_statistics
+from onebasin.tensors.interpolation import interpolate, read_alike
+from onebasin.tensors.states import State
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Evaluate = Callable[[nn.Module], Any]
+"""From a model to its loss, or to a dict of metrics with the key "loss"."""
+
+
+@dataclass(frozen=True)
+class Path:
+    """The loss at points (1 - w) A + w B of the line between two models.
+
+    Attributes:
+        weights: w for each point, from 0 (model A) to 1 (model B).
+        metrics: for each metric, its value at each point; "loss" is always there. NaN stays NaN.
+    """
+
+    weights: list[float]
+    metrics: dict[str, list[float]]
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss at each point."""
+        return self.metrics["loss"]
+
+    @property
+    def excess(self) -> list[float]:
+        """How far the loss at each point is above the straight line between the losses of the two ends."""
+        first, last = self.losses[0], self.losses[-1]
+        return [loss - ((1 - w) * first + w * last) for w, loss in zip(self.weights, self.losses, strict=True)]
+
+    @property
+    def barrier(self) -> float:
+        """The largest excess; the paper's supremum over 0 < w < 1, which is never below the 0 it tends to at the ends.
+
+        NaN if the loss is NaN anywhere.
+        """
+        return float(np.max(self.excess))
+
+    @property
+    def auc(self) -> float:
+        """The area under the excess, by the trapezoidal rule; negative where the loss sinks below the straight line."""
+        excess, weights = np.array(self.excess), np.array(self.weights)
+        return float(((excess[1:] + excess[:-1]) / 2 * np.diff(weights)).sum())
+
+    def __repr__(self) -> str:
+        return f"Path({len(self.weights)} points, barrier {self.barrier:.4g}, AUC {self.auc:.4g})"
+
+    def plot(self, ax: Axes | None = None, label: str | None = None) -> Axes:
+        """Draw the loss along the line. Needs ``onebasin[plots]``."""
+        from onebasin.plots import plot_path  # stands below: it draws paths
+
+        return plot_path(self, ax=ax, label=label)
+
+
+def linear_path(
+    model_a: nn.Module,
+    model_b: nn.Module | Mapping[str, Any],
+    evaluate: Evaluate,
+    num_points: int = 25,
+    data: Iterable[Any] | None = None,
+    progress: bool = False,
+) -> Path:
+    """Evaluate models at equal steps on the line from `model_a` to `model_b`.
+
+    The points are evaluated on one copy of `model_a`, in eval mode and without gradients; the models are not touched.
+
+    Args:
+        model_a: a module.
+        model_b: a module of the same architecture, or its state dict.
+        evaluate: from a model to its loss, or to a dict of metrics with the key "loss".
+        num_points: how many, both ends included; an odd number has the midpoint.
+        data: batches, each inputs or a pair (inputs, target); with it the statistics of batch norms are estimated anew at
+            every point, both ends included.
+        progress: show the points as they are done.
+
+    Raises:
+        ValueError: if the models differ in keys or shapes, or `evaluate` returns no loss.
+        TypeError: if a metric is not a number.
+
+    >>> from torch import nn, tensor
+    >>> a, b = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+    >>> _, _ = a.weight.data.fill_(-1), b.weight.data.fill_(1)
+    >>> linear_path(a, b, lambda model: (1 - model.weight**2).item(), num_points=5)
+    Path(5 points, barrier 1, AUC 0.625)
+    """
+    if num_points < 2:
+        raise ValueError(f"num_points must be at least 2, for the two ends; got {num_points}")
+    states = read_alike([model_a, model_b])
+    lambdas = [float(w) for w in np.linspace(0, 1, num_points)]
+    mixes = [(1 - w, w) for w in lambdas]
+    return Path(lambdas, _evaluate_mixes(model_a, states, mixes, evaluate, data, progress))
+
+
+@dataclass(frozen=True)
+class Plane:
+    """The loss on the plane through three models, at points A + x u + y v, with u and v of length one.
+
+    Attributes:
+        x: coordinates of the columns, towards model B. A unit is a unit of distance between parameters.
+        y: coordinates of the rows.
+        points: the coordinates of the three models.
+        metrics: for each metric a grid, a row for each y; "loss" is always there. NaN stays NaN.
+    """
+
+    x: list[float]
+    y: list[float]
+    points: tuple[tuple[float, float], ...]
+    metrics: dict[str, list[list[float]]]
+
+    @property
+    def losses(self) -> list[list[float]]:
+        """The grid of losses, a row for each y."""
+        return self.metrics["loss"]
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the contours of the loss, with the three models. Needs ``onebasin[plots]``."""
+        from onebasin.plots import plot_plane  # stands below: it draws planes
+
+        return plot_plane(self, ax=ax)
+
+
+def loss_plane(
+    model_a: nn.Module,
+    model_b: nn.Module | Mapping[str, Any],
+    model_c: nn.Module | Mapping[str, Any],
+    evaluate: Evaluate,
+    resolution: int = 21,
+    margin: float = 0.2,
+    data: Iterable[Any] | None = None,
+    progress: bool = False,
+) -> Plane:
+    """Evaluate models on a grid of the plane through three models (Garipov et al. 2018, arXiv 1802.10026).
+
+    The basis is u = B - A and v = (C - A) - <C - A, u> u / <u, u>, both scaled to length one; lengths and angles are of
+    parameters alone. Evaluation is as in `linear_path`. Outside the triangle of the models the variances of batch norms are
+    extrapolated and may turn negative, which gives NaN: give `data` to estimate them anew.
+
+    Args:
+        model_a: a module; the origin.
+        model_b: a module of the same architecture, or its state dict; on the x axis.
+        model_c: likewise, above it.
+        evaluate: from a model to its loss, or to a dict of metrics with the key "loss".
+        resolution: points along each side; their square is the number of evaluations.
+        margin: how far the grid reaches beyond the models, relative to their extent.
+        data: batches for the statistics of batch norms.
+        progress: show the points as they are done.
+
+    Raises:
+        ValueError: if the three lie on one line, or as in `linear_path`.
+    """
+    if resolution < 2:
+        raise ValueError(f"resolution must be at least 2, got {resolution}")
+    if not 0 <= margin < float("inf"):
+        raise ValueError(f"margin must be a finite number and not negative, got {margin}")
+    states = read_alike([model_a, model_b, model_c])
+    length, height, foot = _measure_triangle(states, [name for name, _ in model_a.named_parameters()])
+    points = ((0.0, 0.0), (length, 0.0), (foot, height))
+    x, y = (_span([p[i] for p in points], resolution, margin) for i in range(2))
+    mixes = []
+    for top in y:
+        for right in x:
+            c = top / height
+            b = (right - c * foot) / length
+            mixes.append((1 - b - c, b, c))
+    flat = _evaluate_mixes(model_a, states, mixes, evaluate, data, progress)
+    metrics = {name: [row[i : i + len(x)] for i in range(0, len(row), len(x))] for name, row in flat.items()}
+    return Plane(x, y, points, metrics)
+
+
+def _measure_triangle(states: Sequence[State], parameters: Sequence[str]) -> tuple[float, float, float]:
+    """The length of AB, the height of C above it, and how far along AB the foot of that height lies."""
+    gram = np.zeros((2, 2))
+    rounding = 0.0
+    for key in parameters:
+        a, *others = (state[key].detach().to(states[0][key].device, torch.float64).flatten() for state in states)
+        if not states[0][key].is_floating_point():
+            continue
+        sides = torch.stack([other - a for other in others])
+        gram += (sides @ sides.T).cpu().numpy()
+        eps = max(torch.finfo(state[key].dtype).eps for state in states)
+        rounding += eps**2 * max(float(t @ t) for t in (a, *others))
+    length, side = np.sqrt(np.diag(gram))
+    # Models that were rounded to their dtype are never exactly on a line.
+    slack = max(1e-6 * max(length, side), rounding**0.5)
+    if not length > slack:
+        raise ValueError("the first two models are equal: three models that lie on one line span no plane")
+    foot = gram[0, 1] / length
+    height = max(gram[1, 1] - foot**2, 0.0) ** 0.5
+    if not height > slack:
+        raise ValueError(f"the three models lie on one line (distance of the third to it: {height:.2g}): they span no plane")
+    return float(length), float(height), float(foot)
+
+
+def _span(values: Sequence[float], num: int, margin: float) -> list[float]:
+    low, high = min(values), max(values)
+    reach = margin * (high - low)
+    return [float(v) for v in np.linspace(low - reach, high + reach, num)]
+
+
+def _evaluate_mixes(
+    model: nn.Module,
+    states: Sequence[State],
+    mixes: Sequence[Sequence[float]],
+    evaluate: Evaluate,
+    data: Iterable[Any] | None,
+    progress: bool,
+) -> dict[str, list[float]]:
+    """The metrics of weighted sums of states, each loaded into one copy of the model."""
+    if data is not None:
+        check_rereadable(data)
+    ours = copy_model(model)
+    metrics: dict[str, list[float]] = {}
+    for mix in _track(mixes, progress):
+        ours.load_state_dict(interpolate(states, mix))
+        ours.eval()  # again for every point: evaluate may have changed the mode
+        if data is not None:
+            reset_statistics(ours, data)
+        with torch.no_grad():
+            point = _read_metrics(evaluate(ours))
+        if metrics and point.keys() != metrics.keys():
+            raise ValueError(f"evaluate returned the metrics {list(metrics)} at one point and {list(point)} at another")
+        for name, value in point.items():
+            metrics.setdefault(name, []).append(value)
+    return metrics
+
+
+def _read_metrics(result: Any) -> dict[str, float]:
+    named = dict(result) if isinstance(result, Mapping) else {"loss": result}
+    if "loss" not in named:
+        raise ValueError(f"evaluate must return a loss, or a dict with the key 'loss'; its dict has {list(named)}")
+    numbers = {}
+    for name, value in named.items():
+        try:
+            if isinstance(value, str):
+                raise TypeError
+            numbers[str(name)] = float(value.detach() if isinstance(value, torch.Tensor) else value)
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(f"evaluate must return numbers; {name!r} is {_describe(value)}") from None
+    return numbers
+
+
+def _describe(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"{value!r:.80}"
+
+
+def _track(mixes: Sequence[Any], progress: bool) -> Iterator[Any]:
+    for number, mix in enumerate(mixes):
+        if progress:
+            print(f"\rpoint {number + 1} of {len(mixes)}", end="", file=sys.stderr, flush=True)
+        yield mix
+    if progress:
+        print(file=sys.stderr)

@@ -1,0 +1,349 @@
+"""Statistics of activations, put right after weights were mixed: batch norm's, and every unit's (REPAIR)."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from onebasin.landscape.batches import Enough, check_rereadable, copy_model, run_batches
+from onebasin.symmetries.layout import names
+from onebasin.symmetries.structure import Symmetry
+from onebasin.tensors.interpolation import read_alike
+from onebasin.tensors.states import State, read_state
+
+# The plain layers: y = W x + b along the first axis of W. A subclass that computes something else is left alone.
+_PLAIN = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)
+
+
+# ----------------------------------------------------------------------------------------------------------- batch norm
+
+
+def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
+    """The batch norms that keep statistics, by path."""
+    found = {path: module for path, module in model.named_modules() if isinstance(module, _BatchNorm)}
+    return {path: module for path, module in found.items() if module.running_mean is not None}
+
+
+def reset_batch_norm(model: nn.Module, data: Iterable[Any]) -> State:
+    """Estimate the statistics of batch norms anew: the average over the batches, each batch counting the same.
+
+    Everything but batch norm runs in eval mode, so dropout adds no noise. A model without batch norm comes back as it is.
+
+    Args:
+        model: left untouched, its statistics and modes too.
+        data: batches, each inputs or a pair (inputs, target).
+
+    Returns:
+        A new state.
+    """
+    ours = copy_model(model)
+    reset_statistics(ours, data)
+    return read_state(ours)
+
+
+def reset_statistics(model: nn.Module, data: Iterable[Any]) -> None:
+    """`reset_batch_norm` in place, on a model of ours that is in eval mode."""
+    norms = batch_norms(model)
+    if norms:
+        with _estimating(norms.values()):
+            run_batches(model, data)
+
+
+@contextlib.contextmanager
+def _estimating(norms: Iterable[_BatchNorm]) -> Iterator[None]:
+    """Within, batch norms use each batch's statistics and average them, from scratch."""
+    before = [(norm, norm.momentum) for norm in norms]
+    for norm, _ in before:
+        norm.reset_running_stats()
+        norm.momentum = None  # torch's way to say: a plain average
+        norm.train()
+    try:
+        yield
+    finally:
+        for norm, momentum in before:
+            norm.momentum = momentum
+            norm.eval()
+
+
+# --------------------------------------------------------------------------------------------------------------- REPAIR
+
+
+class Statistics(NamedTuple):
+    """Mean and standard deviation of each unit, in float64."""
+
+    mean: Tensor
+    std: Tensor
+
+
+class Moments:
+    """Mean and variance of units over any number of batches, merged as Chan, Golub and LeVeque (1979) do, in float64."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = self.squares = torch.zeros((), dtype=torch.float64)
+
+    def add(self, values: Tensor) -> Statistics:
+        """Take in a batch (samples, units), and return its own statistics."""
+        values = values.double()
+        count, mean = len(values), values.mean(0)
+        squares = (values - mean).square().sum(0)
+        total, delta = self.count + count, mean - self.mean.to(mean.device)
+        self.squares = self.squares.to(mean.device) + squares + delta.square() * (self.count * count / total)
+        self.mean = self.mean.to(mean.device) + delta * (count / total)
+        self.count = total
+        return Statistics(mean, (squares / count).sqrt())
+
+    def result(self) -> Statistics:
+        """Of all batches so far."""
+        return Statistics(self.mean, (self.squares / self.count).sqrt())
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What `repair` did.
+
+    Attributes:
+        state: the repaired state.
+        repaired: modules whose weight and bias were rescaled.
+        norms: batch norms whose statistics were estimated anew.
+        skipped: modules that make free units and could not be repaired, and why.
+        mismatch: the largest difference of a repaired unit's mean or standard deviation to its goal, relative to the typical
+            standard deviation of its layer.
+    """
+
+    state: State
+    repaired: tuple[str, ...]
+    norms: tuple[str, ...]
+    skipped: Mapping[str, str]
+    mismatch: float
+
+
+def repair(
+    model: nn.Module,
+    endpoints: Sequence[nn.Module | Mapping[str, Any]],
+    data: Iterable[Any],
+    symmetry: Symmetry,
+    weights: Sequence[float] | None = None,
+    tolerance: float = 1e-3,
+) -> Repair:
+    """REPAIR (Jordan et al. 2022, arXiv 2211.08403): undo the collapse of variance that mixing weights causes.
+
+    Each hidden unit x of the mixed network gets the interpolated statistics of the endpoints,
+
+        mean(x) = sum_i w_i mean(x_i),   std(x) = sum_i w_i std(x_i),
+
+    by a scale and a shift that are folded into the weight and bias of the linear or convolutional layer that makes it. As in
+    the paper one pass corrects all layers, each batch by its own statistics, so that a layer sees repaired inputs; that is
+    exact for one batch. If the statistics of all batches together then miss their goals, layers are corrected one after
+    the other, in the order of their calls, with a (partial) pass for each. A layer with a batch norm right behind it already
+    has the interpolated scale and shift: there the norm's statistics are estimated anew.
+
+    Args:
+        model: the mixed network; left untouched.
+        endpoints: the networks it was mixed from, aligned: modules or state dicts.
+        data: batches to measure on, each inputs or a pair (inputs, target); read several times.
+        symmetry: says which layers make hidden units.
+        weights: how the endpoints were mixed; equal if not given.
+        tolerance: how large a `Repair.mismatch` to accept after the first pass; infinity is the paper's single pass.
+
+    Raises:
+        ValueError: if nothing can be repaired, saying why.
+    """
+    weights = _check_weights(weights, len(endpoints))
+    check_rereadable(data)
+    mixed, *states = read_alike([model, *endpoints])
+    symmetry = symmetry.bind(model)
+    ours = copy_model(model)
+    norms = batch_norms(ours)
+    axes, skipped = _find_layers(ours, symmetry, data)
+    if not axes and not norms:
+        reasons = "; ".join(f"{path}: {why}" for path, why in skipped.items())
+        raise ValueError(f"there is no layer to repair ({reasons or 'no linear or convolutional layer makes free units'})")
+    goals = {}
+    if axes:
+        found = []
+        for state in states:
+            ours.load_state_dict(state)
+            found.append(_measure(ours, axes, data))
+        goals = {path: _average([f[path] for f in found], weights) for path in axes}
+    ours.load_state_dict(mixed)
+    mismatch = _match(ours, norms, axes, goals, data, tolerance)
+    return Repair(read_state(ours), tuple(axes), tuple(norms), skipped, mismatch)
+
+
+def _check_weights(weights: Sequence[float] | None, num_endpoints: int) -> list[float]:
+    if not num_endpoints:
+        raise ValueError("there are no endpoints: give the networks that the model was mixed from")
+    if weights is None:
+        return [1 / num_endpoints] * num_endpoints
+    if len(weights) != num_endpoints:
+        raise ValueError(f"there are {num_endpoints} endpoints and {len(weights)} weights; give one weight for each")
+    if not all(weight >= 0 for weight in weights) or not math.isclose(sum(weights), 1, abs_tol=1e-6):
+        raise ValueError(f"weights must not be negative and must sum to one, got {list(weights)}")
+    return list(weights)
+
+
+def _find_layers(model: nn.Module, symmetry: Symmetry, data: Iterable[Any]) -> tuple[dict[str, int], dict[str, str]]:
+    """The layers to repair with the axis of their units (from the right), and those that cannot be, with the reason."""
+    layers = {p: m for p, m in model.named_modules() if isinstance(m, nn.Linear | _ConvNd) and _makes_units(p, symmetry)}
+    num_calls, normalised = _watch(model, layers, data)
+    axes: dict[str, int] = {}
+    skipped: dict[str, str] = {}
+    for path in dict.fromkeys([*num_calls, *layers]):
+        layer = layers[path]
+        if path in normalised:
+            continue
+        why = _find_obstacle(path, layer, symmetry)
+        if num_calls.get(path) != 1:
+            why = why or f"it is called {num_calls.get(path, 0)} times in one pass"
+        if why:
+            skipped[path] = why
+        else:
+            axes[path] = -1 - (len(layer.kernel_size) if isinstance(layer, _ConvNd) else 0)
+    return axes, skipped
+
+
+def _makes_units(path: str, symmetry: Symmetry) -> bool:
+    """Whether a layer makes free units: the axis of its bias, or the first of its weight, has some."""
+    weight, bias = symmetry.layouts.get(f"{path}.weight", ()), symmetry.layouts.get(f"{path}.bias")
+    return bool(names(weight[:1] if bias is None else bias) & symmetry.groups.keys())
+
+
+def _find_obstacle(path: str, layer: nn.Module, symmetry: Symmetry) -> str | None:
+    weight, bias = symmetry.layouts.get(f"{path}.weight"), symmetry.layouts.get(f"{path}.bias")
+    tied = [keys for keys in symmetry.ties if {f"{path}.weight", f"{path}.bias"} & set(keys)]
+    if weight is None:
+        return "its weight is computed from other tensors"
+    if bias is None:
+        return "it has no bias to take the shift"
+    if type(layer).forward not in _PLAIN or bias != weight[:1]:
+        return "its units are not the first axis of its weight"
+    if tied:
+        return f"it shares {tied[0][0]!r} with {tied[0][1]!r}"
+    return None
+
+
+def _watch(model: nn.Module, layers: Mapping[str, nn.Module], data: Iterable[Any]) -> tuple[dict[str, int], set[str]]:
+    """On one batch: how often layers are called, in that order, and which hand their output straight to a batch norm."""
+    num_calls: dict[str, int] = {}
+    outputs: dict[str, Any] = {}
+    normalised: set[str] = set()
+
+    def count(path: str, output: Any) -> None:
+        num_calls[path] = num_calls.get(path, 0) + 1
+        outputs[path] = output
+
+    def look(_module: nn.Module, args: tuple[Any, ...]) -> None:
+        normalised.update(path for path, output in outputs.items() if args and args[0] is output)
+
+    with contextlib.ExitStack() as handles:
+        for norm in batch_norms(model).values():
+            handles.enter_context(norm.register_forward_pre_hook(look))
+        _hook(handles, layers, count)
+        run_batches(model, [batch for batch, _ in zip(data, range(1), strict=False)])
+    return num_calls, normalised
+
+
+def _hook(handles: contextlib.ExitStack, layers: Mapping[str, nn.Module], see: Callable[[str, Any], Any]) -> None:
+    for path, layer in layers.items():
+        handles.enter_context(layer.register_forward_hook(lambda _module, _args, output, path=path: see(path, output)))
+
+
+def _measure(
+    model: nn.Module,
+    axes: Mapping[str, int],
+    data: Iterable[Any],
+    goals: Mapping[str, Statistics] | None = None,
+    last: str | None = None,
+) -> dict[str, Statistics]:
+    """Statistics of the layers' outputs; with goals, each batch is corrected by its own before it goes on.
+
+    Nothing behind the layer `last` is run.
+    """
+    moments = {path: Moments() for path in axes}
+
+    def see(path: str, output: Tensor) -> Tensor | None:
+        units = output.movedim(axes[path], -1)
+        batch = moments[path].add(units.reshape(-1, units.shape[-1]))
+        if path == last:
+            raise Enough
+        if goals is None:
+            return None
+        scale, shift = _correction(batch, goals[path])
+        return (units * scale + shift).to(output.dtype).movedim(-1, axes[path])
+
+    with contextlib.ExitStack() as handles:
+        _hook(handles, {path: model.get_submodule(path) for path in axes}, see)
+        run_batches(model, data)
+    found = {path: m.result() for path, m in moments.items()}
+    for path, statistics in found.items():
+        if not all(s.isfinite().all() for s in statistics):
+            raise ValueError(f"the outputs of {path!r} are not finite on this data")
+    return found
+
+
+def _average(statistics: Sequence[Statistics], weights: Sequence[float]) -> Statistics:
+    means, stds = (torch.stack(s) for s in zip(*statistics, strict=True))
+    weight = torch.tensor(weights, dtype=torch.float64, device=means.device)
+    return Statistics(weight @ means, weight @ stds)
+
+
+def _correction(now: Statistics, goal: Statistics) -> tuple[Tensor, Tensor]:
+    """The scale and shift that bring units to their goal; a unit that is constant on the data is only shifted."""
+    constant = now.std <= 1e-6 * (now.mean.abs() + goal.std)
+    scale = torch.where(constant, 1.0, goal.std / now.std.where(~constant, 1.0))
+    return scale, goal.mean - scale * now.mean
+
+
+def _match(
+    model: nn.Module,
+    norms: Mapping[str, _BatchNorm],
+    axes: Mapping[str, int],
+    goals: Mapping[str, Statistics],
+    data: Iterable[Any],
+    tolerance: float,
+) -> float:
+    """Fold corrections into a model of ours until it meets the goals; returns the mismatch that is left."""
+    layers: dict[str, Any] = {path: model.get_submodule(path) for path in axes}
+    # Corrections are composed here and folded into the first weights: narrow types are rounded once.
+    first = {path: tuple(p.detach().to(torch.float64, copy=True) for p in (m.weight, m.bias)) for path, m in layers.items()}
+    total = {path: (torch.ones_like(bias), torch.zeros_like(bias)) for path, (_, bias) in first.items()}
+
+    def fold(found: Mapping[str, Statistics]) -> None:
+        for path, statistics in found.items():
+            scale, shift = _correction(statistics, goals[path])
+            scale, shift = total[path] = scale * total[path][0], scale * total[path][1] + shift
+            weight, bias = first[path]
+            with torch.no_grad():
+                layers[path].weight.copy_(weight * scale.view(-1, *[1] * (weight.dim() - 1)))
+                layers[path].bias.copy_(bias * scale + shift)
+
+    def measure(some: Mapping[str, int], **options: Any) -> dict[str, Statistics]:
+        with _estimating(norms.values()):
+            return _measure(model, some, data, **options)
+
+    fold(measure(axes, goals=goals))
+    mismatch = _compare(measure(axes), goals) if axes else 0.0
+    if mismatch > tolerance:
+        for path, axis in axes.items():
+            fold(measure({path: axis}, last=path))
+        mismatch = _compare(measure(axes), goals)
+    return mismatch
+
+
+def _compare(found: Mapping[str, Statistics], goals: Mapping[str, Statistics]) -> float:
+    """The largest difference to the goals, relative to the typical standard deviation of the layer."""
+    largest = 0.0
+    for path, goal in goals.items():
+        typical = goal.std.square().mean().sqrt().clamp_min(torch.finfo(torch.float64).tiny)
+        difference = max((now - then).abs().max() for now, then in zip(found[path], goal, strict=True))
+        largest = max(largest, float(difference / typical))
+    return largest

@@ -1,0 +1,1 @@
+"""One method of finding a permutation per file."""

@@ -1,0 +1,1 @@
+"""The operations of a module as a program that can be replayed: recorded, or exported."""

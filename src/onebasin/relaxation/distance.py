@@ -1,0 +1,189 @@
+"""The distance of softly permuted tensors from their targets, and its gradient in the plans, a tensor at a time.
+
+A distance that is a sum over tensors needs no softly permuted network: each tensor is moved, compared and differentiated
+before the next one. For W moved by two plans, P along its first axis and Q along its last, that is five products,
+
+    X = W Q^T,   R = d cost / d (P X),   dP = R X^T,   dQ = (P^T R)^T W,
+
+in memory that is used again for the next tensor. Of two plans the first takes part in two of the five, the last in three:
+the larger one goes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from onebasin.symmetries.gather import Plans, is_batched, is_joined, mix_all
+from onebasin.symmetries.layout import Factor, Layout, Product, Term, names
+from onebasin.symmetries.structure import Symmetry
+
+Kind = Literal["l2", "l1", "inner"]
+_Pair = tuple[Tensor, Tensor]  # a tensor to permute and its target
+
+
+class SoftDistance:
+    """A distance as a function of plans: what moves by which plan is read off the layouts once.
+
+    Args:
+        kind: the "l2" distance squared, "l1", or "inner", minus the inner product.
+        source: the tensors to permute.
+        target: what they are to match, of the same shapes.
+        keys: the tensors that count.
+        symmetry: of the source; its groups have the plans.
+    """
+
+    def __init__(
+        self, kind: Kind, source: Mapping[str, Any], target: Mapping[str, Any], keys: Iterable[str], symmetry: Symmetry
+    ):
+        self._kind: Kind = kind
+        self._symmetry = symmetry
+        self._chains: list[_Chain] = []
+        small: dict[str, _Pair] = {}
+        self._portions = [small]  # what is left to autograd: small tensors at once, others one by one
+        vectors: dict[str, list[_Pair]] = {}
+        fixed = []
+        for key in keys:
+            pair = source[key].detach(), target[key].detach()
+            layout = symmetry.layouts[key]
+            if not names(layout) & symmetry.groups.keys():
+                fixed.append(measure(kind, pair[0].clone(), pair[1])[0])
+            elif is_joined(pair[0]) or is_batched(pair[0]):
+                small[key] = pair
+            elif (group := _find_group(layout, symmetry)) is not None:
+                vectors.setdefault(group, []).append(pair)
+            elif pair[0].dim() == 1:
+                small[key] = pair
+            elif (chain := _find_chain(*pair, layout, symmetry)) is not None:
+                self._chains.append(chain)
+            else:
+                self._portions.append({key: pair})
+        for group, pairs in vectors.items():
+            rows = [torch.stack(tensors) for tensors in zip(*pairs, strict=True)]
+            self._chains.append(_Chain(rows[0], rows[1], ((group, -1),)))
+        self._fixed = torch.stack(fixed).sum() if fixed else None
+
+    @property
+    def takes_any_alone(self) -> bool:
+        """Whether some tensor is moved by itself. If none is, the softly permuted network is small, and as good a way."""
+        return bool(self._chains or self._portions[1:])
+
+    def __call__(self, plans: Plans, gradients: Plans) -> Tensor:
+        """The distance at these plans; what it adds to the gradient in each of them is added to `gradients`."""
+        plans = {name: plan.detach() for name, plan in plans.items()}
+        costs = [] if self._fixed is None else [self._fixed]
+        costs += [self._differentiate(portion, plans, gradients) for portion in self._portions if portion]
+        room = max((chain.room for chain in self._chains), default=0)
+        if room:
+            # One piece for all tensors: the pages of fresh memory would cost as much as a pass over it.
+            memory = self._chains[0].source.new_empty(room)
+            costs += [chain.differentiate(self._kind, plans, gradients, memory) for chain in self._chains]
+        return torch.stack(costs).sum()
+
+    def _differentiate(self, pairs: Mapping[str, _Pair], plans: Plans, gradients: Plans) -> Tensor:
+        """The cost of some tensors by autograd: small ones, which share products, and those of nested groups."""
+        layouts = self._symmetry.layouts
+        used = sorted(names(tuple(term for key in pairs for term in layouts[key])) & plans.keys())
+        live = {name: plans[name].detach().requires_grad_() for name in used}
+        with torch.enable_grad():
+            soft = mix_all({key: pair[0] for key, pair in pairs.items()}, layouts, live, self._symmetry.parents)
+        costs, residuals = [], []
+        for key, (_, target) in pairs.items():
+            values = soft[key].detach().clone()
+            cost, factor = measure(self._kind, values, target)
+            costs.append(cost)
+            residuals.append(values.mul_(factor))
+        found = torch.autograd.grad([soft[key] for key in pairs], list(live.values()), residuals)
+        for name, gradient in zip(live, found, strict=True):
+            gradients[name].add_(gradient)
+        return torch.stack(costs).sum()
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """A tensor that plain plans move along its first axis, its last, or both.
+
+    Attributes:
+        source: the tensor, its axes in an order in which that is so.
+        target: what it is to match, likewise.
+        moves: group and axis of each plan, in the order of the products.
+    """
+
+    source: Tensor
+    target: Tensor
+    moves: tuple[tuple[str, int], ...]
+
+    @property
+    def room(self) -> int:
+        """Entries of the memory that `differentiate` needs: the moved tensor after each product, and the source in order."""
+        return self.source.numel() * (len(self.moves) + (not self.source.is_contiguous()))
+
+    def differentiate(self, kind: Kind, plans: Plans, gradients: Plans, memory: Tensor) -> Tensor:
+        """The cost; its gradients are added to `gradients`."""
+        pieces = [piece.view(self.source.shape) for piece in memory[: self.room].split(self.source.numel())]
+        stages = [self.source if self.source.is_contiguous() else pieces.pop().copy_(self.source)]
+        for name, axis in self.moves:
+            torch.mm(plans[name], _units(stages[-1], axis), out=_units(pieces[-1], axis))
+            stages.append(pieces.pop())
+        residual = stages.pop()
+        cost, factor = measure(kind, residual, self.target)
+        for name, axis in reversed(self.moves):
+            before = stages.pop()
+            sum_so_far = gradients[name]
+            torch.addmm(sum_so_far, _units(residual, axis), _units(before, axis).mT, alpha=factor, out=sum_so_far)
+            if stages:  # there is a plan before this one; what it made is not needed any more
+                torch.mm(plans[name].mT, _units(residual, axis), out=_units(before, axis))
+                residual = before
+        return cost
+
+
+def _units(tensor: Tensor, axis: int) -> Tensor:
+    """A view as a matrix: the units of the first (0) or last (-1) axis as rows, everything else as columns."""
+    return tensor.flatten(1) if axis == 0 else tensor.flatten(0, -2).mT
+
+
+def measure(kind: Kind, values: Tensor, target: Tensor) -> tuple[Tensor, float]:
+    """The distance of values from a target; the values become its gradient, up to the factor that is returned too."""
+    if kind == "inner":
+        cost = -values.mul_(target).sum()
+        values.copy_(target)
+        return cost, -1.0
+    rows = values.sub_(target).flatten(1) if values.dim() > 1 else values.sub_(target)
+    # Row by row: a norm is added up in one place, and over a million entries it would lose four digits.
+    if kind == "l1":
+        cost = torch.linalg.vector_norm(rows, 1, dim=-1).sum()
+        values.sign_()
+        return cost, 1.0
+    return torch.linalg.vector_norm(rows, dim=-1).square_().sum(), 2.0
+
+
+def _find_group(layout: Layout, symmetry: Symmetry) -> str | None:
+    """The group whose units a vector has an entry each of; None for any other tensor."""
+    match layout:
+        case (Factor(_, str() as name),) if not symmetry.parents.get(name, ("",)):
+            return name
+    return None
+
+
+def _find_chain(source: Tensor, target: Tensor, layout: Layout, symmetry: Symmetry) -> _Chain | None:
+    """None if something else than one plain plan, or two, moves the tensor."""
+    terms: list[Term] = list(layout)
+    while any(isinstance(term, Product) for term in terms):
+        axis, term = next((a, t) for a, t in enumerate(terms) if isinstance(t, Product))
+        source, target = (tensor.unflatten(axis, [f.size for f in term.factors]) for tensor in (source, target))
+        terms[axis : axis + 1] = term.factors
+    moved = [axis for axis, term in enumerate(terms) if names((term,)) & symmetry.groups.keys()]
+    groups = [term.name for term in (terms[axis] for axis in moved) if isinstance(term, Factor) and term.name is not None]
+    if len(moved) > 2 or len(groups) < len(moved) or any(symmetry.parents[name] for name in groups):
+        return None
+    if len(moved) == 2:
+        places = [0, -1]
+    else:
+        places = [0 if moved[0] < len(terms) - 1 else -1]
+    source, target = (tensor.movedim(moved, places) for tensor in (source, target))
+    larger_first = sorted(zip(groups, places, strict=True), key=lambda move: -symmetry.groups[move[0]].size)
+    return _Chain(source, target, tuple(larger_first))

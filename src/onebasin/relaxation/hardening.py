@@ -1,0 +1,94 @@
+"""From scores for every group to the best hard permutation, nested groups included."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from onebasin.relaxation.assignment import assign_all
+from onebasin.symmetries.permutation import Permutation
+from onebasin.symmetries.structure import Group, Symmetry
+
+
+def plan_shape(symmetry: Symmetry, group: Group) -> tuple[int, ...]:
+    """The shape of a group's plan: a pair of axes (target, source) for each free parent, one for each fixed parent, (n, n).
+
+    So a family of units in H heads has a plan of its own for every pair of heads: (H, H, d, d).
+    """
+    sizes = symmetry.sizes
+    lead = [n for p in group.parents for n in [sizes[p]] * (2 if p in symmetry.groups else 1)]
+    return (*lead, group.size, group.size)
+
+
+def trees(symmetry: Symmetry) -> list[list[Group]]:
+    """Groups that must be decided together, ancestors before descendants: each family with its free ancestors."""
+    roots: dict[str, str] = {}
+    found: dict[str, list[Group]] = {}
+    for group in sorted(symmetry.groups.values(), key=lambda g: len(g.parents)):
+        above = next((p for p in group.parents if p in symmetry.groups), None)
+        roots[group.name] = group.name if above is None else roots[above]
+        found.setdefault(roots[group.name], []).append(group)
+    return list(found.values())
+
+
+def harden(
+    symmetry: Symmetry, scores: Mapping[str, Tensor], groups: Iterable[Group] | None = None, carry: bool = True
+) -> Permutation:
+    """The permutation with the highest total score; exact within each tree of groups.
+
+    For each pair (target h, source j) of a parent, the best inner permutation is found first; its value joins the score of
+    the pair; then the parent is assigned, and of the inner ones those of the chosen pairs are kept.
+
+    Args:
+        symmetry: whose groups to decide.
+        scores: for each group, larger is better, in the shape of its plan.
+        groups: decide these only; the others stay as they are.
+        carry: let the value of inner permutations count for the parent.
+    """
+    chosen = list(symmetry.groups.values()) if groups is None else list(groups)
+    chosen.sort(key=lambda g: len(g.parents))
+    scores = {g.name: scores[g.name].detach() for g in chosen}
+    best: dict[str, Tensor] = {}
+    for _, level in itertools.groupby(reversed(chosen), key=lambda g: len(g.parents)):
+        groups = list(level)
+        for group, index in zip(groups, assign_all([scores[g.name] for g in groups]), strict=True):
+            best[group.name] = index.cpu()
+            parent = next((p for p in reversed(group.parents) if p in scores), None)
+            if carry and parent is not None:
+                value = scores[group.name].gather(-1, index.unsqueeze(-1)).sum((-1, -2))
+                scores[parent] = scores[parent] + _towards(symmetry, value, group, symmetry.groups[parent])
+    indices = dict(symmetry.still)
+    for group in chosen:
+        indices[group.name] = best[group.name][_chosen_pairs(symmetry, group, indices)]
+    return Permutation.trusted(symmetry, indices)
+
+
+def _towards(symmetry: Symmetry, value: Tensor, child: Group, parent: Group) -> Tensor:
+    """The value of a child's best permutations in the shape of the parent's scores: summed over all other parents."""
+    wanted = (*parent.parents, parent.name)
+    axis = 0
+    for name in child.parents:
+        free = name in symmetry.groups
+        if name in wanted:
+            axis += 2 if free else 1
+        elif free:  # not an ancestor of the parent: it stays as it is, so target and source are the same
+            value = value.diagonal(dim1=axis, dim2=axis + 1).sum(-1)
+        else:
+            value = value.sum(axis)
+    return value
+
+
+def _chosen_pairs(symmetry: Symmetry, group: Group, indices: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    sizes = symmetry.sizes
+    grid = torch.meshgrid(*(torch.arange(sizes[p]) for p in group.parents), indexing="ij") if group.parents else ()
+    target = dict(zip(group.parents, grid, strict=True))
+    pairs: list[Tensor] = []
+    for name in group.parents:
+        pairs.append(target[name])
+        if name in symmetry.groups:
+            above = tuple(target[p] for p in symmetry.groups[name].parents)
+            pairs.append(indices[name][(*above, target[name])])
+    return tuple(pairs)

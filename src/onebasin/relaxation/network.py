@@ -1,0 +1,171 @@
+"""The re-basin network: logits, through the Sinkhorn operator, to plans, to softly permuted tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.operator import sinkhorn
+from onebasin.relaxation.hardening import harden, plan_shape
+from onebasin.symmetries.gather import mix_all
+from onebasin.symmetries.permutation import Permutation
+from onebasin.symmetries.structure import Group, Symmetry
+from onebasin.tensors.states import State, read_state
+
+
+class RebasinNet(nn.Module):
+    """A network whose only parameters are the logits of the plans (eq. sinkhorn-rebasing of the paper).
+
+    Calling it returns the softly permuted tensors of a model, differentiable in the logits, for
+    ``torch.func.functional_call``: so any cost of a network's parameters can be minimised over permutations, all layers at
+    once, in an ordinary training loop.
+
+    Args:
+        model: whose tensors to permute. They are not parameters of this network and not in its ``state_dict``.
+        symmetry: from `onebasin.symmetry`.
+        tau: temperature of the Sinkhorn operator; may be changed between calls.
+        num_iters: its rounds.
+        init: where to start. None: logits = identity, as in the paper. A `Permutation`: its matrices, scaled so that each
+            plan holds `mass` on it, whatever its size. "random": noise alone.
+        noise: standard deviation of the normal noise added to the start.
+        mass: see `init`.
+        gradient: "implicit" or "unrolled", see `onebasin.sinkhorn`.
+        solver_steps: the most steps of the implicit gradient's solver; likewise.
+        generator: for the noise.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Mapping[str, Any],
+        symmetry: Symmetry,
+        tau: float = 1.0,
+        num_iters: int = 20,
+        init: Permutation | Literal["random"] | None = None,
+        noise: float = 0.0,
+        mass: float = 0.5,
+        gradient: Literal["implicit", "unrolled"] = "implicit",
+        generator: torch.Generator | None = None,
+        solver_steps: int = 200,
+    ):
+        super().__init__()
+        state = read_state(model)
+        self.symmetry = symmetry.bind(model)
+        self.tau, self.num_iters, self.gradient, self.solver_steps = tau, num_iters, gradient, solver_steps
+        buffers = {key for key, _ in model.named_buffers()} if isinstance(model, nn.Module) else set()
+        # A plain tuple, so that these are neither parameters nor buffers of ours.
+        self._tensors = (state, buffers)
+        floating = [value for value in state.values() if isinstance(value, Tensor) and value.is_floating_point()]
+        self._dtype = torch.float64 if any(v.dtype == torch.float64 for v in floating) else torch.float32
+        device = floating[0].device if floating else torch.device("cpu")
+        if init == "random" and not noise:
+            noise = 1.0
+        start = self._start(init, mass)
+        self.logits = nn.ParameterDict()
+        self._members: dict[str, dict[str, tuple[int, ...]]] = {}  # by size: the groups of a batch, and shapes of plans
+        batches: dict[str, list[Tensor]] = {}
+        for name, group in self.symmetry.groups.items():
+            size = str(group.size)
+            self._members.setdefault(size, {})[name] = plan_shape(self.symmetry, group)
+            batches.setdefault(size, []).append(start[name].reshape(-1, group.size, group.size))
+        for size, batch in batches.items():
+            logits = torch.cat(batch).to(self._dtype)
+            logits = logits + noise * torch.randn(logits.shape, generator=generator, dtype=logits.dtype) if noise else logits
+            self.logits[size] = nn.Parameter(logits.to(device))
+
+    def _start(self, init: Permutation | str | None, mass: float) -> dict[str, Tensor]:
+        if not (init is None or init == "random" or isinstance(init, Permutation)):
+            raise ValueError(f"init must be a Permutation, 'random' or None, got {init!r}")
+        plans = (init if isinstance(init, Permutation) else self.symmetry.identity()).plans(self._dtype)
+        if init == "random":
+            return {name: torch.zeros_like(plan) for name, plan in plans.items()}
+        if init is None:
+            return plans
+        return {name: plan * _scale(plan.shape[-1], mass, self.tau) for name, plan in plans.items()}
+
+    def unstack(self, batches: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Of matrices stacked by size, as `stacked_plans` returns them, those of every group, as views."""
+        result = {}
+        for size, shapes in self._members.items():
+            # Split in one go: the gradients of slices would be added up, each in a batch of zeros.
+            parts = batches[size].split([math.prod(shape[:-2]) for shape in shapes.values()])
+            result |= {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+        return result
+
+    def stacked_plans(self, check: bool = True) -> dict[str, Tensor]:
+        """The plans of all groups of one size as one tensor, by one call of the operator, for each size."""
+        options = {"gradient": self.gradient, "check": check, "solver_steps": self.solver_steps}
+        return {size: sinkhorn(logits, self.tau, self.num_iters, **options) for size, logits in self.logits.items()}
+
+    def plans(self, check: bool = True) -> dict[str, Tensor]:
+        """The plan of every group."""
+        return self.unstack(self.stacked_plans(check))
+
+    def forward(self, params: Mapping[str, Any] | None = None, plans: Mapping[str, Tensor] | None = None) -> State:
+        """Softly permuted tensors: parameters differentiable in the logits (and in `params`), buffers detached and fresh.
+
+        Args:
+            params: live tensors to permute in place of the model's.
+            plans: plans to use in place of this network's own.
+        """
+        state, buffers = self._tensors
+        state = state if params is None else {**state, **params}
+        plans = self.plans() if plans is None else plans
+        device = next(iter(plans.values())).device if plans else None
+        layouts, parents = self.symmetry.layouts, self.symmetry.parents
+        first = {id(value): key for key, value in reversed(state.items()) if key in layouts and isinstance(value, Tensor)}
+        here = {key: state[key] if device is None else state[key].to(device) for key in first.values()}
+        live = mix_all({key: value for key, value in here.items() if key not in buffers}, layouts, plans, parents)
+        fixed = {key: value.detach() for key, value in here.items() if key in buffers and value.is_floating_point()}
+        moved = mix_all(fixed, layouts, {name: plan.detach() for name, plan in plans.items()}, parents)
+        done = live | {key: (moved if key in moved else here)[key].clone() for key in here if key in buffers}
+        return {key: done[first[id(value)]] if id(value) in first else value for key, value in state.items()}
+
+    def permutation(self, cost: Callable[[Permutation], float] | None = None) -> Permutation:
+        """The hard permutation closest to the plans; with `cost`, the better of that and the assignment on the logits."""
+        candidates = self.candidates()
+        return candidates[0] if cost is None or len(candidates) == 1 else min(candidates, key=cost)
+
+    def candidates(self) -> list[Permutation]:
+        """The permutation closest to the plans and, if it differs, the one assigned on the logits, as the authors do."""
+        with torch.no_grad():
+            from_plans = harden(self.symmetry, _blocks(self.symmetry, self.plans()))
+            from_logits = harden(self.symmetry, self.unstack(dict(self.logits.items())), carry=False)
+        return [from_plans] if from_plans == from_logits else [from_plans, from_logits]
+
+
+def _scale(size: int, mass: float, tau: float) -> float:
+    """The logit c for which the plan of c times a permutation matrix holds a given mass on it: e^c / (e^c + n - 1)."""
+    if not 0 < mass < 1:
+        raise ValueError(f"mass must lie between 0 and 1, got {mass}")
+    return tau * max(math.log(mass / (1 - mass) * (size - 1)), 0.0) if size > 1 else 0.0
+
+
+def _blocks(symmetry: Symmetry, plans: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Scores whose best permutation is the projection of the soft one: a child counts with the weight of its parents."""
+    result = {}
+    inner = {p for group in symmetry.groups.values() for p in group.parents}
+    for name, group in symmetry.groups.items():
+        weight = plans[name]
+        for parent in group.parents:
+            if parent in symmetry.groups:
+                weight = weight * _expand(symmetry, plans[parent], symmetry.groups[parent], group)
+        # The mass of a parent is already in its children's.
+        result[name] = torch.zeros_like(weight) if name in inner else weight
+    return result
+
+
+def _expand(symmetry: Symmetry, plan: Tensor, parent: Group, child: Group) -> Tensor:
+    """A parent's plan, broadcast over the axes of a child's plan that it does not have."""
+    wanted = (*parent.parents, parent.name)
+    axis = 0
+    for name in child.parents:
+        width = 2 if name in symmetry.groups else 1
+        if name not in wanted:
+            for _ in range(width):
+                plan = plan.unsqueeze(axis)
+        axis += width
+    return plan[..., None, None]

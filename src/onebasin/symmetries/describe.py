@@ -1,0 +1,98 @@
+"""A symmetry as a table that a person can read, and the parts such a table is made of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from onebasin.symmetries.layout import Factor, factors, write
+from onebasin.symmetries.structure import Group, Symmetry
+
+_SHOWN = 3
+
+
+def describe(symmetry: Symmetry) -> str:
+    """Groups with the axes they move, then what is pinned and why, then what was never used."""
+    rows = [("group", "size", "moves")]
+    for name, group in symmetry.groups.items():
+        of_each = f" [for each {', '.join(group.parents)}]" if group.parents else ""
+        rows.append((name, str(group.size or "?"), _shorten(places(symmetry, name)) + of_each))
+    lines = [symmetry.summary(), "", *_columns(rows)]
+    reasons = pin_reasons(symmetry)
+    if reasons:
+        lines += [
+            "",
+            *_columns([("not free", "because"), *((_shorten(axes), why) for why, axes in reasons.items())]),
+        ]
+    if symmetry.unreached:
+        lines += ["", f"never used by these calls, left alone: {_shorten(symmetry.unreached)}"]
+    return "\n".join(lines)
+
+
+def summarise(symmetry: Symmetry) -> list[tuple[str, int, Group, list[str]]]:
+    """Groups that differ in nothing but the numbers of their layers as one row: name, how many, one of them, its axes.
+
+    Such numbers are written ``*``. Axes are key[axis], without the patterns that `places` has.
+    """
+    alike: dict[Any, list[str]] = {}
+    for name, group in symmetry.groups.items():
+        axes = merge_layers(place.partition(" as ")[0] for place in places(symmetry, name))
+        alike.setdefault((_star(name), group.size, *(tuple(map(_star, x)) for x in (group.parents, axes))), []).append(name)
+    return [
+        (star if len(names) > 1 else names[0], len(names), symmetry.groups[names[0]], list(axes))
+        for (star, _, _, axes), names in alike.items()
+    ]
+
+
+def merge_layers(entries: Iterable[str]) -> list[str]:
+    """Entries that differ in nothing but the numbers of their layers as one, with their count.
+
+    >>> merge_layers(["h.0.fc.weight[0]", "h.1.fc.weight[0]", "head.weight[1]"])
+    ['h.*.fc.weight[0] x2', 'head.weight[1]']
+    """
+    found: dict[str, list[str]] = {}
+    for entry in entries:
+        found.setdefault(_star(entry), []).append(entry)
+    return [f"{star} x{len(alike)}" if len(alike) > 1 else alike[0] for star, alike in found.items()]
+
+
+def _star(name: str) -> str:
+    """A name without the number of its layer: the first one in it, as further numbers are places inside a layer.
+
+    >>> _star("model.layers.12.mlp.0.weight[0]")
+    'model.layers.*.mlp.0.weight[0]'
+    """
+    return name if "*" in name else re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name, count=1)
+
+
+def pin_reasons(symmetry: Symmetry, modules: bool = True) -> dict[str, list[str]]:
+    """For each reason why axes are not free, those axes as key[axis]; `modules`: a reason names the module it arises in."""
+    reasons: dict[str, list[str]] = {}
+    for (key, axis), pin in symmetry.pinned.items():
+        part = " in part" if any(f.name in symmetry.groups for f in factors(symmetry.layouts[key][axis])) else ""
+        reasons.setdefault(str(pin if modules else replace(pin, module="")), []).append(f"{key}[{axis}]{part}")
+    return reasons
+
+
+def places(symmetry: Symmetry, name: str) -> list[str]:
+    """key[axis] for every axis the group moves, with its pattern where the axis is more than the group."""
+    found = []
+    for key, layout in symmetry.layouts.items():
+        for axis, term in enumerate(layout):
+            if any(f.name == name for f in factors(term)):
+                pattern = "" if isinstance(term, Factor) else f" as {write((term,))}"
+                found.append(f"{key}[{axis}]{pattern}")
+    return found
+
+
+def _shorten(entries: Sequence[str]) -> str:
+    more = f" and {len(entries) - _SHOWN} more" if len(entries) > _SHOWN else ""
+    return ", ".join(entries[:_SHOWN]) + more
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    header, *body = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [header, "-" * len(header), *body]

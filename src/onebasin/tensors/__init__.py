@@ -1,0 +1,1 @@
+"""States of models: dictionaries of tensors, held or lazy, mixed, saved."""

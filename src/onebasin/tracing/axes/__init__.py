@@ -1,0 +1,1 @@
+"""Axes whose structure is not known yet: terms, unification, scopes."""

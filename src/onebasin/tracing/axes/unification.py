@@ -1,0 +1,291 @@
+"""Making terms equal, splitting, cutting and pinning them: every step only makes the symmetry smaller."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from functools import reduce
+
+from onebasin.symmetries.layout import Product, Sum
+from onebasin.symmetries.structure import Pin
+from onebasin.tracing.axes.terms import (
+    ONE,
+    Atom,
+    Axes,
+    Cases,
+    Same,
+    Unknown,
+    depth,
+    head,
+    leaves,
+    parents_of,
+    resolve,
+    restrict,
+    same_selector,
+)
+
+
+def pin(term: Unknown, why: Pin) -> None:
+    """Forbid everything in a term to move. The first reason is kept."""
+    for atom in list(leaves(term)):
+        if atom.pin is None:
+            atom.pin, atom.parents = why, frozenset()
+
+
+def pinned(size: int, why: Pin) -> Unknown:
+    """A new extent that cannot move."""
+    return ONE if size == 1 else Atom(size, pin=why)
+
+
+def join(first: Unknown, second: Unknown, why: Pin) -> Unknown:
+    """Make two terms equal and return the result; what cannot be matched is pinned, with this reason."""
+    first, second = resolve(first), resolve(second)
+    if first is second or isinstance(second, Same):
+        return first
+    if isinstance(first, Same):
+        return second
+    if first.size != second.size:
+        raise ValueError(f"extents {first.size} and {second.size} cannot be joined")
+    if isinstance(first, Atom) and isinstance(second, Atom):
+        return _merge(first, second)
+    if isinstance(first, Atom):
+        return _bind(first, second, why)
+    if isinstance(second, Atom):
+        return _bind(second, first, why)
+    if isinstance(first, Cases) or isinstance(second, Cases):
+        return _join_cases(first, second, why)
+    if isinstance(first, Sum) or isinstance(second, Sum):
+        marks = sorted({*_boundaries(first), *_boundaries(second)})
+        pieces = cut(first, marks), cut(second, marks)
+        return resolve(Sum(tuple(join(a, b, why) for a, b in zip(*pieces, strict=True))))
+    return _join_products(first, second, why)
+
+
+def join_all(pairs: Iterable[tuple[Unknown, Unknown]], why: Pin) -> list[Unknown]:
+    """Join pairs of terms, parents before children, and return the results in the order given."""
+    pairs = list(pairs)
+    order = sorted(range(len(pairs)), key=lambda i: max(depth(resolve(t)) for t in pairs[i]))
+    results: dict[int, Unknown] = {i: join(*pairs[i], why) for i in order}
+    return [results[i] for i in range(len(pairs))]
+
+
+def _merge(kept: Atom, gone: Atom) -> Atom:
+    if kept.parents is None or gone.parents is None:
+        parents = gone.parents if kept.parents is None else kept.parents
+    else:
+        parents = parents_of(kept) & parents_of(gone)
+    kept.pin = kept.pin or gone.pin
+    kept.parents = frozenset() if kept.pin else parents
+    gone.link = kept
+    return kept
+
+
+def _bind(atom: Atom, term: Unknown, why: Pin) -> Unknown:
+    if isinstance(term, Cases):  # the atom is no child of the selector, so all cases are one
+        return join(atom, reduce(lambda a, b: join(a, b, why), term.parts), why)
+    term = _solid(term)
+    if atom.pin:
+        pin(term, atom.pin)
+    elif atom.parents is not None:
+        allowed = parents_of(atom)
+        _limit(term, allowed, allowed.union(leaves(term)))
+    atom.link = term
+    return resolve(term)
+
+
+def _solid(term: Unknown) -> Unknown:
+    """What an axis that meets a partly constant one is made of: the constant parts become atoms of their own."""
+    match term:
+        case Same(size):
+            return Atom(size)
+        case Product(children):
+            return Product(tuple(map(_solid, children)))
+        case Sum(children):
+            return Sum(tuple(map(_solid, children)))
+        case Cases(selector, children):
+            return Cases(selector, tuple(map(_solid, children)))
+    return term
+
+
+def _limit(term: Unknown, outer: frozenset[Atom], around: frozenset[Atom]) -> None:
+    match term:
+        case Atom():
+            term.parents = outer if term.parents is None else parents_of(term) & around
+        case Product(children):
+            for child in children:
+                _limit(child, outer, around)
+                outer = outer.union(leaves(child))
+        case Sum(children) | Cases(_, children):
+            for child in children:
+                _limit(child, outer, around)
+
+
+def _join_cases(first: Unknown, second: Unknown, why: Pin) -> Unknown:
+    if isinstance(first, Cases) and isinstance(second, Cases) and same_selector(first.selector, second.selector):
+        return resolve(Cases(first.selector, tuple(join_all(zip(first.parts, second.parts, strict=True), why))))
+    if not isinstance(first, Cases):
+        first, second = second, first
+    assert isinstance(first, Cases)
+    return join(reduce(lambda a, b: join(a, b, why), first.parts), second, why)
+
+
+def _join_products(first: Unknown, second: Unknown, why: Pin) -> Unknown:
+    assert isinstance(first, Product)
+    assert isinstance(second, Product)
+    left, right = list(first.factors), list(second.factors)
+    pairs: list[tuple[Unknown, Unknown]] = []
+    while left and right:
+        a, b = left.pop(), right.pop()
+        inner = math.gcd(a.size, b.size)
+        if inner != min(a.size, b.size):
+            break
+        halves_a, halves_b = split(a, inner), split(b, inner)
+        if halves_a is None or halves_b is None:
+            break
+        (outer_a, a), (outer_b, b) = halves_a, halves_b
+        left += [outer_a] if outer_a.size > 1 else []
+        right += [outer_b] if outer_b.size > 1 else []
+        pairs.append((a, b))
+    else:
+        return resolve(Product(tuple(join_all(pairs[::-1], why))))
+    result = _solid(first)  # where one of them is constant the other need not be
+    pin(result, why)
+    pin(second, why)
+    return resolve(result)
+
+
+def _boundaries(term: Unknown) -> Sequence[int]:
+    if not isinstance(term, Sum):
+        return ()
+    return list(itertools.accumulate(p.size for p in term.parts))[:-1]
+
+
+def split(term: Unknown, inner: int) -> tuple[Unknown, Unknown] | None:
+    """A term as a product (outer, inner) with the given inner extent; None if its structure does not allow that."""
+    origin, term = head(term), resolve(term)
+    if inner == 1 or inner == term.size:
+        return (term, ONE) if inner == 1 else (ONE, term)
+    if term.size % inner:
+        return None
+    match term:
+        case Atom():
+            outside = Atom(term.size // inner, term.parents, term.pin)
+            within = Atom(inner, None if term.parents is None else term.parents | {outside}, term.pin)
+            term.link = Product((outside, within))
+            return outside, within
+        case Same():
+            return Same(term.size // inner), Same(inner)
+        case Product(children):
+            return _split_product(list(children), inner)
+        case Sum(children):
+            halves = [split(c, inner) for c in children]
+            if any(h is None for h in halves):
+                return None
+            outers = [h[0] if h[0].size > 1 else Atom(1) for h in halves if h]
+            selector = Atom(term.size // inner)
+            selector.link = Sum(tuple(outers))
+            if isinstance(origin, Atom) and isinstance(origin.link, Sum) and selector.size == len(origin.link.parts):
+                origin.coarse = selector
+            return selector, Cases(selector, tuple(h[1] for h in halves if h))
+        case Cases(selector, children):
+            halves = [split(c, inner) for c in children]
+            if any(h is None for h in halves):
+                return None
+            return tuple(Cases(selector, tuple(h[i] for h in halves if h)) for i in (0, 1))  # type: ignore[return-value]
+    return None
+
+
+def _split_product(factors: list[Unknown], inner: int) -> tuple[Unknown, Unknown] | None:
+    within: list[Unknown] = []
+    while inner > 1:
+        factor = factors.pop()
+        take = math.gcd(factor.size, inner)
+        if take != min(factor.size, inner):
+            return None
+        halves = split(factor, take)
+        if halves is None:
+            return None
+        if halves[0].size > 1:
+            factors.append(halves[0])
+        within.insert(0, halves[1])
+        inner //= take
+    return Product(tuple(factors)), Product(tuple(within))
+
+
+def cut(term: Unknown, marks: Iterable[int]) -> list[Unknown]:
+    """A term as consecutive segments, cut at the given positions."""
+    term = resolve(term)
+    marks = sorted({m for m in marks if 0 < m < term.size})
+    if not marks:
+        return [term]
+    lengths = [b - a for a, b in itertools.pairwise([0, *marks, term.size])]
+    match term:
+        case Same():
+            return [Same(n) for n in lengths]
+        case Atom():
+            parts = [Atom(n, term.parents, term.pin) for n in lengths]
+            term.link = Sum(tuple(parts))
+            return list(parts)
+        case Sum(children):
+            return _cut_sum(children, marks)
+        case Cases(selector, children):
+            columns = zip(*(cut(c, marks) for c in children), strict=True)
+            return [Cases(selector, column) for column in columns]
+        case Product(children):
+            return _cut_product(term, children, marks)
+    raise AssertionError(term)
+
+
+def _cut_sum(children: tuple[Unknown, ...], marks: list[int]) -> list[Unknown]:
+    segments: list[list[Unknown]] = [[]]
+    start = 0
+    for child in children:
+        for piece in cut(child, [m - start for m in marks]):
+            if start in marks:
+                segments.append([])
+            segments[-1].append(piece)
+            start += piece.size
+    return [s[0] if len(s) == 1 else Sum(tuple(s)) for s in segments]
+
+
+def _cut_product(term: Product, children: tuple[Unknown, ...], marks: list[int]) -> list[Unknown]:
+    """Cut the outermost factor; where a mark falls inside one of its blocks, single that block out and cut it."""
+    first, rest = children[0], children[1:]
+    block = term.size // first.size
+    blocks = sorted({b for m in marks for b in (m // block, -(-m // block))})
+    if isinstance(first, (Same, Cases)):  # the cases of an inner factor are cut alike
+        spread = Sum(tuple(Product((piece, *rest)) for piece in cut(first, blocks)))
+    elif isinstance(first, Atom):
+        cut(first, blocks)
+        spread = resolve(term)
+    else:
+        spread = None
+    if not isinstance(spread, Sum):  # an outer factor that depends on an inner one
+        why = Pin("an interleaved axis is cut")
+        pin(term, why)
+        return [pinned(b - a, why) for a, b in itertools.pairwise([0, *marks, term.size])]
+    return _cut_sum(spread.parts, marks)
+
+
+def narrow(axes: Axes, dim: int, start: int, length: int) -> Axes:
+    """The axes of a tensor whose axis `dim` is cut down to a range; children of that axis keep their own case."""
+    pieces = cut(axes[dim], [start, start + length])
+    others = list(axes)
+    selector, offset = head(axes[dim]), start
+    while isinstance(selector, Atom) and isinstance(selector.link, Sum):
+        number = 0
+        while offset >= selector.link.parts[number].size:
+            offset -= selector.link.parts[number].size
+            number += 1
+        part = selector.link.parts[number]
+        if offset + length > part.size:
+            break
+        others = [restrict(axis, selector, number) for axis in others]
+        selector = head(part)
+    begin = 0
+    for piece in pieces:
+        if begin == start:
+            return (*others[:dim], piece if piece.size > 1 else ONE, *others[dim + 1 :])
+        begin += piece.size
+    raise ValueError(f"an empty range of an axis of {axes[dim].size}")

@@ -1,0 +1,194 @@
+"""The paper's strategy, against what its equations say."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import onebasin as ob
+from onebasin.cli.digits_demo import ResidualCNN
+from onebasin.continual import DERPlusPlus, RebasinStrategy, run_stream, sgd
+from tests.continual.clusters import TRAINING, make_mlp, make_task
+
+
+@pytest.fixture
+def mlp() -> nn.Module:
+    return make_mlp()
+
+
+@pytest.fixture
+def symmetry(mlp) -> ob.Symmetry:
+    return ob.symmetry(mlp, torch.rand(2, 6))
+
+
+def make_residual_cnn() -> nn.Module:
+    torch.manual_seed(0)
+    return ResidualCNN()
+
+
+def fit_two(strategy: RebasinStrategy, **options) -> tuple[dict, dict]:
+    """The state after the first task and after the second."""
+    strategy.fit(make_task(0, **options))
+    first = {key: value.clone() for key, value in strategy.model.state_dict().items()}
+    strategy.fit(make_task(1, **options))
+    return first, strategy.model.state_dict()
+
+
+def test_a_full_move_is_a_permutation_and_leaves_the_function_alone(mlp, symmetry):
+    """alpha 0 and no residual: the new network is pi(theta), whose outputs are those of theta."""
+    strategy = RebasinStrategy(mlp.double(), symmetry, alpha=0, residual=False, noise=0.5, **TRAINING)
+    tasks = [replace(make_task(seed), inputs=make_task(seed).inputs.double()) for seed in range(3)]
+    inputs = tasks[2].inputs
+    strategy.fit(tasks[0])
+    first = {key: value.clone() for key, value in strategy.model.state_dict().items()}
+    before = strategy.model(inputs)
+    strategy.fit(tasks[1])
+    assert strategy.history[0]["moved"] > 0.2
+    assert not torch.equal(first["0.weight"], strategy.model[0].weight)
+    torch.testing.assert_close(strategy.model(inputs), before, rtol=1e-12, atol=1e-12)
+    rows = {tuple(row.tolist()) for row in first["0.weight"]}
+    assert {tuple(row.tolist()) for row in strategy.model[0].weight.detach()} == rows
+
+
+def test_without_a_move_and_without_a_residual_nothing_changes(mlp, symmetry):
+    first, second = fit_two(RebasinStrategy(mlp, symmetry, alpha=1, residual=False, noise=0.5, **TRAINING))
+    assert all(torch.equal(value, second[key]) for key, value in first.items())
+
+
+def test_the_two_fusions_exchange_alpha(mlp, symmetry):
+    options = {**TRAINING, "noise": 0.5}
+    states = [
+        fit_two(RebasinStrategy(mlp, symmetry, alpha=alpha, fusion=fusion, **options))[1]
+        for alpha, fusion in ((0.75, "code"), (0.25, "paper"), (0.75, "paper"))
+    ]
+    assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
+    assert any(not torch.equal(value, states[2][key]) for key, value in states[0].items())
+
+
+def test_the_residual_is_all_that_changes_without_groups(mlp, symmetry):
+    strategy = RebasinStrategy(mlp, symmetry, groups=(), **TRAINING)
+    first, second = fit_two(strategy)
+    length = sum(float((second[key] - first[key]).square().sum()) for key in first) ** 0.5
+    assert strategy.history == [{"task": 1.0, "moved": 0.0, "residual": pytest.approx(length, rel=1e-4)}]
+
+
+def test_clip_and_decay_bound_the_residual(mlp, symmetry):
+    """Each step is at most lr * clip, so after n of them no entry is beyond n lr clip, nor beyond clip / beta."""
+    options = {"groups": (), "clip": 1e-3, "optimizer": sgd(0.5, weight_decay=1.0), **TRAINING}
+    first, second = fit_two(RebasinStrategy(mlp, symmetry, **options))
+    start = 5e-4  # of the residual: five standard deviations
+    assert max(float((second[key] - first[key]).abs().max()) for key in first) < 1e-3 + start
+    free, far = fit_two(RebasinStrategy(mlp, symmetry, **{**options, "clip": None}))
+    assert max(float((far[key] - free[key]).abs().max()) for key in first) > 1e-2
+
+
+def test_groups_choose_what_moves():
+    model = make_residual_cnn()
+    stream = ob.continual.rotated_digits(2)
+    symmetry = ob.symmetry(model, stream.train[0].inputs[:2])
+    assert list(symmetry.groups) == ["stem", "conv1"]
+    strategy = RebasinStrategy(model, symmetry, groups=["conv*"], residual=False, alpha=0, noise=1.0, epochs=1)
+    strategy.fit(stream.train[0])
+    stem, inner = strategy.model.stem.weight.detach().clone(), strategy.model.conv1.weight.detach().clone()
+    strategy.fit(stream.train[1])
+    assert torch.equal(strategy.model.stem.weight, stem)
+    assert not torch.equal(strategy.model.conv1.weight, inner)
+
+
+def test_a_residual_network_with_batch_norm_learns_a_stream():
+    model = make_residual_cnn()
+    stream = ob.continual.rotated_digits(2, degrees=90)
+    symmetry = ob.symmetry(model, stream.train[0].inputs[:2])
+    options = {"optimizer": sgd(0.1), "clip": None, "first_epochs": 3, "first_optimizer": ob.continual.adam(5e-3)}
+    strategy = RebasinStrategy(model, symmetry, batch_size=50, epochs=3, **options)
+    matrix = run_stream(strategy, stream)
+    assert strategy.history[0]["moved"] > 0.2
+    assert min(matrix.rows[1]) > 0.85, matrix.rows
+
+
+def test_rotated_digits():
+    """Better than finetuning by a margin, and units do move."""
+    stream = ob.continual.rotated_digits(4)
+
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+    symmetry = ob.symmetry(make(), stream.train[0].inputs[:2])
+    options = {
+        "optimizer": sgd(0.2),
+        "clip": None,
+        "first_optimizer": ob.continual.adam(5e-3),
+        "batch_size": 50,
+        "epochs": 6,
+    }
+    strategy = RebasinStrategy(make(), symmetry, weighting="equal", mass=0.9, **options)
+    matrix = run_stream(strategy, stream)
+    plain = run_stream(ob.continual.Finetune(make(), optimizer=sgd(0.2), batch_size=50, epochs=6), stream)
+    assert matrix.average > plain.average + 0.1
+    assert matrix.forgetting < plain.forgetting - 0.1
+    assert any(entry["moved"] > 0 for entry in strategy.history)
+
+
+def test_refusals(mlp, symmetry):
+    with pytest.raises(ValueError, match="alpha must lie"):
+        RebasinStrategy(mlp, symmetry, alpha=1.2)
+    with pytest.raises(ValueError, match="fusion"):
+        RebasinStrategy(mlp, symmetry, fusion="both")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="nothing to learn with"):
+        RebasinStrategy(mlp, symmetry, groups=(), residual=False)
+    with pytest.raises(ValueError, match="no group matches"):
+        RebasinStrategy(mlp, symmetry, groups=["conv*"])
+    with pytest.raises(ValueError, match="symmetry expects"):
+        RebasinStrategy(make_mlp(width=9), symmetry)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("mass", 1.5), ("tau", 0.0), ("num_iters", 0), ("solver_steps", 0), ("clip", 0.0)]
+)
+def test_what_the_second_task_could_not_do_is_refused_before_the_first(mlp, symmetry, option, value):
+    with pytest.raises(ValueError, match=f"{option} must"):
+        RebasinStrategy(mlp, symmetry, **{option: value})
+
+
+def test_with_recall_and_nothing_permuted_it_is_dark_experience_replay(mlp, symmetry, monkeypatch):
+    """(new + old) / 2 + recall kept, with twice the step: new + old + 2 recall kept."""
+    monkeypatch.setattr(torch, "randn", lambda *shape, generator=None, **options: torch.zeros(*shape, **options))
+    options = {"batch_size": 80, "epochs": 10, "first_optimizer": sgd(0.1)}  # a batch is everything: no order matters
+    ours = RebasinStrategy(
+        mlp, symmetry, groups=(), clip=None, weighting="equal", recall=0.2, optimizer=sgd(0.04), **options
+    )
+    theirs = DERPlusPlus(mlp, alpha=0.4, beta=1.0, optimizer=sgd(0.02), **options)
+    for task in [make_task(seed) for seed in range(3)]:
+        ours.fit(task)
+        theirs.fit(task)
+    for key, value in theirs.model.state_dict().items():
+        torch.testing.assert_close(ours.model.state_dict()[key], value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_recall_that_cannot_be_is_refused(mlp, symmetry):
+    with pytest.raises(ValueError, match="recall must not be negative"):
+        RebasinStrategy(mlp, symmetry, recall=-1.0)
+    with pytest.raises(ValueError, match="recall keeps answers beside the memory"):
+        RebasinStrategy(mlp, symmetry, recall=0.5, memory_per_class=0)
+
+
+def test_steps_after_the_fusion_lower_its_cost(mlp, symmetry):
+    """Half of the steps on what is kept: better on the task than all of them on what is not."""
+    options = {"batch_size": 40, "epochs": 40, "noise": 0.5, "alpha": 0.8, "clip": None, "optimizer": sgd(0.02)}
+    task = make_task(1)
+    costs = []
+    for settle in (0.0, 0.5):
+        strategy = RebasinStrategy(mlp, symmetry, settle=settle, **options)
+        strategy.fit(make_task(0))
+        strategy.fit(task)
+        assert strategy.history[0]["moved"] > 0
+        costs.append(float(nn.functional.cross_entropy(strategy.model(task.inputs), task.targets).detach()))
+    assert costs[1] < costs[0]
+
+
+@pytest.mark.parametrize("options", [{"settle": 1.0}, {"settle": -0.1}, {"settle": 0.5, "residual": False}])
+def test_a_settling_that_cannot_be_is_refused(mlp, symmetry, options):
+    with pytest.raises(ValueError, match="settle must be a share"):
+        RebasinStrategy(mlp, symmetry, **options)

@@ -1,0 +1,383 @@
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from networks import CASES, Fn, Tied
+from torch import Tensor, nn
+
+import onebasin as ob
+from onebasin.datasets import digits
+from onebasin.landscape.paths import linear_path
+from onebasin.landscape.repair import Moments, repair, reset_batch_norm
+from onebasin.tensors.interpolation import interpolate
+
+
+def mlp(seed: int, bias: bool = True, dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(seed)
+    layers = [nn.Linear(4, 8, bias), nn.Tanh(), nn.Linear(8, 7, bias), nn.ReLU(), nn.Linear(7, 6, bias), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(6, 2, bias)).to(dtype)
+
+
+def cnn(seed: int, norm: bool = False) -> nn.Module:
+    torch.manual_seed(seed)
+    norms = [nn.BatchNorm2d(6)] if norm else []
+    layers = [nn.Conv2d(1, 6, 3), *norms, nn.ReLU(inplace=True), nn.Conv2d(6, 5, 3), nn.ReLU(inplace=True)]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Dropout(0.5), nn.Linear(20, 9), nn.ReLU(), nn.Linear(9, 3))
+    return model.double()
+
+
+def batches(*shape: int, num: int = 4, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(20 + 7 * i, *shape, generator=generator, dtype=dtype) + 0.5 * i for i in range(num)]
+
+
+def load(model: nn.Module, state) -> nn.Module:
+    model = copy.deepcopy(model)
+    model.load_state_dict(state)
+    return model.eval()
+
+
+def statistics(model: nn.Module, data: list[Tensor], layers: list[int]) -> list[tuple[Tensor, Tensor]]:
+    """An independent oracle: all outputs at once."""
+    found = []
+    with torch.no_grad():
+        for layer in layers:
+            outputs = torch.cat([copy.deepcopy(model).eval()[: layer + 1](x) for x in data]).transpose(0, 1).flatten(1)
+            found.append((outputs.mean(1), outputs.std(1, correction=0)))
+    return found
+
+
+def snapshot(model: nn.Module):
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    norms = [m.momentum for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    return state, [m.training for m in model.modules()], norms
+
+
+def unchanged(model: nn.Module, before) -> bool:
+    state, modes, norms = snapshot(model)
+    return all(torch.equal(state[key], value) for key, value in before[0].items()) and (modes, norms) == before[1:]
+
+
+@pytest.fixture
+def plain_kernels():
+    """oneDNN's narrow kernels need instructions that not every machine has."""
+    with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None):
+        yield
+
+
+# ----------------------------------------------------------------------------------------------------------- statistics
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.floats(0, 1e6), st.integers(0, 1000))
+@settings(max_examples=50, deadline=None)
+def test_moments_do_not_depend_on_the_batches(sizes, offset, seed):
+    values = torch.randn(sum(sizes), 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + offset
+    moments = Moments()
+    for part in values.split(sizes):
+        moments.add(part)
+    mean, std = moments.result()
+    torch.testing.assert_close(mean, values.mean(0), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(std, values.std(0, correction=0), rtol=1e-7, atol=1e-9)
+
+
+def test_batch_norm_gets_the_statistics_of_one_full_batch():
+    model, x = cnn(0, norm=True), torch.randn(30, 1, 6, 6, dtype=torch.float64)
+    before = snapshot(model)
+    state = reset_batch_norm(model, [(x, None)])
+    hidden = model[0](x).detach().transpose(0, 1).flatten(1)
+    torch.testing.assert_close(state["1.running_mean"], hidden.mean(1))
+    torch.testing.assert_close(state["1.running_var"], hidden.var(1))
+    assert unchanged(model, before)
+    assert all(torch.equal(v, model.state_dict()[k]) for k, v in state.items() if "running" not in k and "num" not in k)
+
+
+def test_batch_norm_averages_batches_and_reads_an_iterator():
+    model, data = cnn(0, norm=True), batches(1, 6, 6)
+    state = reset_batch_norm(model, iter(data))
+    variances = torch.stack([model[0](x).detach().transpose(0, 1).flatten(1).var(1) for x in data])
+    torch.testing.assert_close(state["1.running_var"], variances.mean(0))
+
+
+def test_dropout_adds_no_noise_to_batch_norm():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(4))
+    x = torch.randn(30, 4)
+    torch.testing.assert_close(reset_batch_norm(model, [x])["1.running_mean"], x.mean(0))
+
+
+def test_a_model_without_batch_norm_comes_back():
+    model = mlp(0)
+    state = reset_batch_norm(model, [])
+    assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
+    assert state["0.weight"].data_ptr() != model[0].weight.data_ptr()
+
+
+def test_batch_norm_in_bfloat16(plain_kernels):
+    model = cnn(0, norm=True).bfloat16()
+    x = torch.randn(64, 1, 6, 6).bfloat16()
+    state = reset_batch_norm(model, [x])
+    assert state["1.running_var"].dtype == torch.bfloat16
+    expected = model[0](x).detach().float().transpose(0, 1).flatten(1).var(1)
+    torch.testing.assert_close(state["1.running_var"].float(), expected, rtol=0.02, atol=0)
+
+
+def test_empty_data_is_refused():
+    with pytest.raises(ValueError, match="no batches"):
+        reset_batch_norm(cnn(0, norm=True), [])
+
+
+# --------------------------------------------------------------------------------------------------------------- REPAIR
+
+NETS = {
+    "mlp": (mlp, (4,), [0, 2, 4]),
+    "mlp float32": (lambda seed: mlp(seed, dtype=torch.float32), (4,), [0, 2, 4]),
+    "cnn": (cnn, (1, 6, 6), [0, 2, 6]),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("weights", [None, [0.2, 0.5, 0.3]])
+def test_statistics_meet_the_interpolated_ones(name, weights):
+    make, shape, layers = NETS[name]
+    ends = [make(seed) for seed in range(3)]
+    data = batches(*shape, dtype=ends[0][0].weight.dtype)
+    symmetry = ob.symmetry(ends[0], data[0][:2])
+    shares = weights or [1 / 3] * 3
+    mixed = load(ends[0], interpolate(ends, shares))
+    before = [snapshot(model) for model in (mixed, *ends)]
+    result = repair(mixed, ends, data, symmetry, weights)
+    assert all(unchanged(model, b) for model, b in zip((mixed, *ends), before, strict=True))
+    assert result.repaired == tuple(map(str, layers))
+    assert not result.skipped
+    assert result.mismatch < 1e-3
+    found = statistics(load(mixed, result.state), data, layers)
+    goals = [statistics(end, data, layers) for end in ends]
+    for i in range(len(layers)):
+        for k in range(2):
+            goal = sum(w * g[i][k] for w, g in zip(shares, goals, strict=True))
+            torch.testing.assert_close(found[i][k], goal, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "repaired"),
+    {
+        "inverted residual with squeeze and excitation": "expand depthwise squeeze excite project",
+        "grouped conv": "0 2",
+        "densenet": "convs.0 convs.1",
+        "mlp-mixer": "patches token1 channel1 channel2",
+        "attention by hand": "embed qkv out",
+        "block used three times": "embed",
+    }.items(),
+)
+def test_other_architectures(name, repaired):
+    torch.manual_seed(0)
+    ends, inputs = [CASES[name].make().double().eval() for _ in range(2)], CASES[name].inputs()
+    inputs = inputs.double() if inputs.is_floating_point() else inputs
+    mixed = load(ends[0], interpolate(ends, [0.5, 0.5]))
+    result = repair(mixed, ends, [inputs], ob.symmetry(ends[0], inputs, verify=False))
+    assert result.repaired == tuple(repaired.split())
+    assert result.mismatch < 1e-9
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_endpoints_and_data_may_be_on_another_device():
+    ends, data = [mlp(0), mlp(1)], batches(4)
+    symmetry = ob.symmetry(ends[0], data[0])
+    mixed = load(ends[0], interpolate(ends, [0.5, 0.5]))
+    here, there = repair(mixed, ends, data, symmetry), repair(mixed.cuda(), ends, data, symmetry)
+    for key, value in there.state.items():
+        assert value.is_cuda
+        torch.testing.assert_close(value.cpu(), here.state[key])
+
+
+def test_one_batch_needs_no_more_than_the_papers_pass():
+    ends, data = [mlp(0), mlp(1)], batches(4, num=1)
+    symmetry = ob.symmetry(ends[0], data[0])
+    mixed = load(ends[0], interpolate(ends, [0.5, 0.5]))
+    assert repair(mixed, ends, data, symmetry, tolerance=float("inf")).mismatch < 1e-9
+
+
+def test_a_planted_distortion_is_undone():
+    model, data = mlp(0), batches(4)
+    distorted = copy.deepcopy(model)
+    with torch.no_grad():
+        for i in (0, 2, 4):
+            distorted[i].weight.mul_(torch.rand(len(distorted[i].bias), 1) + 0.5)
+            distorted[i].bias.add_(torch.randn(len(distorted[i].bias)))
+    result = repair(distorted, [model], data, ob.symmetry(model, data[0]))
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(result.state[key], value, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_narrow_types(dtype, plain_kernels):
+    ends, data = [mlp(s, dtype=dtype) for s in range(2)], batches(4, dtype=dtype)
+    mixed = load(ends[0], interpolate(ends, [0.5, 0.5]))
+    result = repair(mixed, ends, data, ob.symmetry(mlp(0), batches(4)[0]))
+    assert {value.dtype for value in result.state.values()} == {dtype}
+    assert result.mismatch < 20 * torch.finfo(dtype).eps
+
+
+def test_with_batch_norm_its_statistics_are_reset():
+    torch.manual_seed(0)
+    ends = [nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2)]
+    data = batches(4, dtype=torch.float32)
+    mixed = load(ends[0], interpolate(ends, [0.5, 0.5]))
+    result = repair(mixed, ends, data, ob.symmetry(ends[0], data[0]))
+    expected = reset_batch_norm(mixed, data)
+    assert all(torch.equal(value, result.state[key]) for key, value in expected.items())
+    assert result.norms == ("1",)
+    assert result.repaired == ()
+    assert result.mismatch == 0
+
+
+def test_layers_with_and_without_batch_norm():
+    """With one batch, behind batch norm too every layer meets its goal; with several, batch norm averages."""
+    ends, data = [cnn(0, norm=True), cnn(1, norm=True)], batches(1, 6, 6, num=1)
+    ends = [load(end, reset_batch_norm(end, data)) for end in ends]
+    mixed = load(ends[0], interpolate(ends, [0.5, 0.5]))
+    result = repair(mixed, ends, data, ob.symmetry(ends[0], data[0]))
+    assert result.norms == ("1",)
+    assert result.repaired == ("3", "7")
+    assert result.mismatch < 1e-9
+    layers = [1, 3, 7]
+    found, *goals = (statistics(m, data, layers) for m in (load(mixed, result.state), *ends))
+    for (mean, std), (mean_a, std_a), (mean_b, std_b) in zip(found, *goals, strict=True):
+        torch.testing.assert_close(mean, (mean_a + mean_b) / 2, rtol=0.01, atol=0.01)
+        torch.testing.assert_close(std, (std_a + std_b) / 2, rtol=0.01, atol=0.01)
+
+
+def test_the_barrier_of_a_trained_pair_falls():
+    images, labels = digits("train")
+    held_out, answers = digits("test")
+
+    def train(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        sizes = [nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10)]
+        model = nn.Sequential(nn.Flatten(), *sizes)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for _ in range(60):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+        return model
+
+    def evaluate(model: nn.Module) -> Tensor:
+        return nn.functional.cross_entropy(model(held_out), answers)
+
+    a, b = train(0), train(1)
+    path = linear_path(a, b, evaluate, num_points=3)
+    mixed = load(a, interpolate([a, b], [0.5, 0.5]))
+    result = repair(mixed, [a, b], list(images.split(300)), ob.symmetry(a, images[:2]))
+    assert path.barrier > 0.3
+    with torch.no_grad():
+        after = float(evaluate(load(mixed, result.state))) - (path.losses[0] + path.losses[-1]) / 2
+    assert after < 0.6 * path.barrier
+
+
+def test_a_constant_unit_is_only_shifted():
+    ends = [mlp(0), mlp(1)]
+    with torch.no_grad():
+        ends[0][0].weight[0] = -ends[1][0].weight[0]  # the two cancel in the middle
+    data = batches(4)
+    mixed = load(ends[0], interpolate(ends, [0.5, 0.5]))
+    result = repair(mixed, ends, data, ob.symmetry(ends[0], data[0]))
+    assert all(value.isfinite().all() for value in result.state.values())
+    assert result.state["0.weight"][0].abs().max() == 0
+    assert result.mismatch > 0.1  # and says so
+
+
+# ------------------------------------------------------------------------------------------------------------- refusals
+
+
+def repair_mixture(make, x, **options):
+    ends = [make(), make()]
+    mixed = load(ends[0], interpolate(ends, [0.5, 0.5]))
+    return repair(mixed, ends, [x], ob.symmetry(ends[0], x), **options)
+
+
+def test_layers_that_cannot_be_folded_are_skipped():
+    def forward(m, x):
+        h = torch.relu(m.normed(torch.relu(m.bare(torch.relu(m.first(x))))))
+        for _ in range(2):
+            h = h + torch.relu(m.twice(h))
+        return m.head(h)
+
+    def make():
+        return Fn(
+            forward,
+            first=nn.Linear(4, 8),
+            bare=nn.Linear(8, 8, bias=False),
+            normed=nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
+            twice=nn.Linear(8, 8),
+            head=nn.Linear(8, 2),
+        )
+
+    result = repair_mixture(make, torch.randn(9, 4))
+    assert result.repaired == ("first",)
+    assert result.skipped == {
+        "bare": "it has no bias to take the shift",
+        "normed": "its weight is computed from other tensors",
+        "twice": "it is called 2 times in one pass",
+    }
+
+
+def test_transposed_convolutions_are_skipped():
+    def make():
+        layers = [nn.Conv2d(1, 4, 3), nn.ReLU(), nn.ConvTranspose2d(4, 4, 2), nn.ReLU(), nn.Conv2d(4, 1, 1)]
+        return nn.Sequential(*layers)
+
+    result = repair_mixture(make, torch.randn(2, 1, 6, 6))
+    assert result.repaired == ("0",)
+    assert result.skipped == {"2": "its units are not the first axis of its weight"}
+
+
+def test_tied_layers_are_skipped():
+    result = repair_mixture(Tied, torch.arange(6).view(2, 3))
+    assert set(result.repaired) == {"up", "down"}
+    assert result.state["embed.weight"] is result.state["head.weight"]
+
+
+def test_nothing_to_repair_is_refused():
+    with pytest.raises(ValueError, match=r"no layer to repair \(0: it has no bias"):
+        repair_mixture(lambda: mlp(0, bias=False), batches(4)[0])
+    with pytest.raises(ValueError, match=r"no layer to repair \(no linear or convolutional layer"):
+        repair_mixture(lambda: nn.Linear(4, 2), torch.randn(3, 4))
+
+
+def test_a_symmetry_written_by_hand_will_do():
+    model, x = mlp(0), batches(4)[0]
+    by_hand = ob.Symmetry.from_axes({"0.weight": "h i", "0.bias": "h", "2.weight": "o h"}, free=["h"])
+    assert repair(model, [model], [x], by_hand).repaired == ("0",)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": [1.0]}, "2 endpoints and 1 weights"),
+        ({"weights": [0.5, 0.6]}, "sum to one"),
+        ({"weights": [-0.5, 1.5]}, "not be negative"),
+        ({"weights": [float("nan"), 1.0]}, "not be negative"),
+    ],
+)
+def test_weights_are_checked(options, message):
+    with pytest.raises(ValueError, match=message):
+        repair_mixture(lambda: mlp(0), batches(4)[0], **options)
+
+
+def test_other_refusals():
+    model, x = mlp(0), batches(4)[0]
+    symmetry = ob.symmetry(model, x)
+    with pytest.raises(ValueError, match="no endpoints"):
+        repair(model, [], [x], symmetry)
+    with pytest.raises(TypeError, match="read once"):
+        repair(model, [model], iter([x]), symmetry)
+    with pytest.raises(ValueError, match=r"model 2 has no '0.weight'"):
+        repair(model, [{}], [x], symmetry)
+    with pytest.raises(ValueError, match="outputs of '0' are not finite"):
+        repair(model, [model], [x * torch.nan], symmetry)
+    with pytest.raises(ValueError, match="no batches"):
+        repair(model, [model], [], symmetry)

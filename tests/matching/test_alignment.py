@@ -1,0 +1,288 @@
+import copy
+
+import pytest
+import torch
+from networks import CASES
+from torch import nn
+
+import onebasin as ob
+
+METHODS = ["sinkhorn", "weight-matching", "activation-matching", "ste"]
+
+
+def planted(model: nn.Module, inputs, seed: int = 0):
+    """A permuted copy, the symmetry, and the permutation that undoes it."""
+    symmetry = ob.symmetry(model, inputs)
+    permutation = symmetry.random(torch.Generator().manual_seed(seed))
+    twin = copy.deepcopy(model)
+    twin.load_state_dict(permutation.apply(model))
+    return twin, symmetry, permutation.inverse()
+
+
+def mlp(width: int = 10) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 2))
+
+
+X, Y = torch.randn(64, 3, generator=torch.Generator().manual_seed(0)), torch.randint(0, 2, (64,))
+DATA = [(X[:32], Y[:32]), (X[32:], Y[32:])]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "name", ["mlp relu", "batch norm 2d", "attention by hand", "grouped conv", "densenet", "tied embedding"]
+)
+def test_planted_permutations_are_found(method, name):
+    torch.manual_seed(1)
+    model = CASES[name].make()
+    inputs = CASES[name].inputs()
+    twin, symmetry, answer = planted(model, inputs)
+    data = [(torch.randn(64, *inputs.shape[1:]) if inputs.is_floating_point() else inputs, None) for _ in range(4)]
+    sweeps = {"first_look": False}
+    options = {"activation-matching": {"data": data}, "sinkhorn": sweeps, "weight-matching": sweeps}.get(method, {})
+    result = ob.align(twin, to=model, symmetry=symmetry, method=method, init=None, **options)
+    if name == "tied embedding" and method == "activation-matching":
+        assert result.cost <= result.start_cost  # the few tokens there are tell too little
+        return
+    assert result.cost == pytest.approx(0.0, abs=1e-9)
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in result.model.state_dict().items())
+    if name not in ("attention by hand",):
+        assert result.permutation == answer
+
+
+@pytest.mark.parametrize("name", ["mlp relu", "batch norm 2d", "grouped conv", "densenet", "tied embedding", "lstm"])
+def test_one_look_finds_a_copy(name):
+    torch.manual_seed(1)
+    model = CASES[name].make()
+    twin, symmetry, answer = planted(model, CASES[name].inputs())
+    result = ob.align(twin, to=model, symmetry=symmetry)
+    assert result.permutation == answer
+    assert result.converged
+    assert len(result.history) == 1
+
+
+def test_a_look_that_finds_nothing_changes_nothing():
+    a, b = mlp(), mlp()
+    nn.init.normal_(b[0].weight)
+    looked, plain = (ob.align(b, to=a, example_inputs=X, steps=5, first_look=first) for first in (True, False))
+    assert looked.permutation == plain.permutation
+    assert looked.history == plain.history
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "vision transformer"])
+def test_activations_of_recurrence_and_attention(name):
+    torch.manual_seed(0)
+    model, inputs = CASES[name].make(), CASES[name].inputs()
+    twin, symmetry, answer = planted(model, inputs)
+    data = [(torch.randn(64, *inputs.shape[1:]), None) for _ in range(4)]
+    assert ob.align(twin, to=model, symmetry=symmetry, method="activation-matching", data=data).permutation == answer
+
+
+def test_nothing_is_touched_and_the_result_tells_all():
+    model = mlp()
+    twin, _, answer = planted(model, X)
+    before = copy.deepcopy((model.state_dict(), twin.state_dict()))
+    result = ob.align(twin, to=model, example_inputs=X, first_look=False)
+    for state, kept in zip((model.state_dict(), twin.state_dict()), before, strict=True):
+        assert all(torch.equal(state[key], value) for key, value in kept.items())
+    assert result.permutation == answer
+    assert result.converged
+    assert result.cost == 0.0 < result.start_cost
+    assert result.seconds > 0
+    assert {"step", "soft", "hard", "gap", "best"} <= result.history[0].keys()
+    assert "sinkhorn: cost" in repr(result)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("objective", ["weights", "midpoint", "random point", "custom"])
+def test_no_method_ends_above_its_start(method, objective):
+    torch.manual_seed(2)
+    a, b = mlp(), mlp()
+    for p in b.parameters():
+        torch.nn.init.normal_(p, std=0.5)
+    criterion = nn.functional.cross_entropy
+    chosen = {
+        "weights": None,
+        "midpoint": ob.Midpoint(criterion),
+        "random point": ob.RandomPoint(criterion),
+        "custom": lambda params, target, batch: sum((params[k] - target[k]).abs().sum() for k in params),
+    }[objective]
+    symmetry = ob.symmetry(a, X)
+    start = ob.align(b, to=a, symmetry=symmetry, method="weight-matching", objective=chosen, data=DATA)
+    options = {"steps": 10} if method in ("sinkhorn", "ste") else {}
+    result = ob.align(
+        b, to=a, symmetry=symmetry, method=method, objective=chosen, data=DATA, init="weight-matching", **options
+    )
+    assert result.cost <= start.cost + 1e-9
+    again = ob.align(
+        b, to=a, symmetry=symmetry, method=method, objective=chosen, data=DATA, init=start.permutation, **options
+    )
+    assert again.cost <= start.cost + 1e-9
+
+
+def test_a_descent_can_be_resumed():
+    model = mlp()
+    twin, symmetry, answer = planted(model, X)
+    first = ob.align(twin, to=model, symmetry=symmetry, steps=5, polish=False, first_look=False)
+    assert not first.converged
+    second = ob.align(twin, to=model, symmetry=symmetry, steps=95, polish=False, logits=first.logits)
+    assert second.history[0]["soft"] < first.history[0]["soft"]
+    assert second.permutation == answer
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_network_without_hidden_units_is_left_alone(method):
+    a, b = nn.Linear(3, 2), nn.Linear(3, 2)
+    result = ob.align(b, to=a, example_inputs=X, method=method, data=DATA)
+    assert result.cost == result.start_cost
+    assert torch.equal(result.model.weight, b.weight)
+
+
+def test_progress_is_for_people(capsys):
+    ob.align(mlp(), to=mlp(), example_inputs=X, method="weight-matching", progress=True)
+    captured = capsys.readouterr()
+    assert "sweep 0" in captured.err
+    assert not captured.out
+
+
+def test_groups_choose_and_freeze():
+    model = mlp()
+    twin, symmetry, answer = planted(model, X)
+    result = ob.align(twin, to=model, symmetry=symmetry, groups=["0*"], method="weight-matching")
+    assert torch.equal(result.permutation["2.weight"], torch.arange(10))
+    frozen = ob.align(twin, to=model, symmetry=symmetry, groups=["2.weight"], init=answer)
+    assert frozen.permutation == answer
+    with pytest.raises(ValueError, match="no group matches"):
+        ob.align(twin, to=model, symmetry=symmetry, groups=["x"])
+
+
+def test_seeds_callbacks_and_options():
+    model = mlp()
+    twin, symmetry, _ = planted(model, X)
+    seen = []
+    descent = {"steps": 3, "noise": 0.1, "seed": 5, "polish": False}
+    first, second = (
+        ob.align(twin, to=model, symmetry=symmetry, first_look=False, **descent, callback=seen.append) for _ in range(2)
+    )
+    assert first.history == second.history
+    assert len(seen) == 6
+    assert not first.converged
+    with pytest.raises(TypeError, match="'weight-matching' has no option 'steps'; it has max_sweeps"):
+        ob.align(twin, to=model, symmetry=symmetry, method="weight-matching", steps=3)
+    restarted = ob.align(twin, to=model, symmetry=symmetry, method="weight-matching", restarts=3)
+    assert restarted.cost == 0.0
+
+
+def test_restarts_end_when_nothing_can_cost_less():
+    model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2))
+    symmetry = ob.symmetry(model, torch.zeros(1, 3))
+    twin = symmetry.random(torch.Generator().manual_seed(0)).apply(model)
+    once, entries = [], []
+    ob.align(twin, to=model.state_dict(), symmetry=symmetry, callback=once.append)
+    found = ob.align(twin, to=model.state_dict(), symmetry=symmetry, restarts=5, callback=entries.append)
+    assert found.cost == 0
+    assert len(entries) == len(once)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_models_may_differ_in_type(dtype):
+    model = mlp().to(torch.bfloat16).float()  # so that the copy is exact in every type
+    twin, symmetry, answer = planted(model, X)
+    result = ob.align(twin.to(dtype), to=model, symmetry=symmetry)
+    assert result.permutation == answer
+    assert all(p.dtype == dtype for p in result.model.parameters())
+
+
+def test_state_dicts_serve_where_no_network_is_run():
+    model = mlp()
+    twin, symmetry, answer = planted(model, X)
+    result = ob.align(twin.state_dict(), to=model.state_dict(), symmetry=symmetry, method="weight-matching")
+    assert result.permutation == answer
+    assert isinstance(result.model, dict)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: a.update(to=nn.Linear(3, 2)), "different architectures"),
+        (lambda a: a.update(to=mlp(11)), r"'0.weight' has shape \(10, 3\) in one model and \(11, 3\)"),
+        (lambda a: a["to"][0].weight.data.fill_(float("nan")), "'0.weight' of the model to align to holds NaN"),
+        (lambda a: a.update(to=a["to"].to("meta")), "meta device"),
+        (lambda a: a.update(method="magic"), "method must be one of"),
+        (lambda a: a.update(init="magic"), "init must be a Permutation or one of"),
+        (lambda a: a.update(example_inputs=None), "give example_inputs="),
+        (lambda a: a.update(method="activation-matching"), "needs modules, and data="),
+        (lambda a: a.update(objective=ob.Midpoint(nn.functional.cross_entropy)), "Midpoint needs data"),
+        (lambda a: a.update(data=iter(DATA)), "can be read once"),
+    ],
+)
+def test_refusals_come_first(change, message):
+    arguments = {"model": mlp(), "to": mlp(), "example_inputs": X}
+    change(arguments)
+    with pytest.raises((ValueError, TypeError), match=message):
+        ob.align(**arguments)
+
+
+def test_plans_that_do_not_fit_are_refused(monkeypatch):
+    monkeypatch.setattr("onebasin.matching.alignment._available_memory", lambda device: 1000)
+    with pytest.raises(ValueError, match=r"the plans need about 0\.0 GiB"):
+        ob.align(mlp(), to=mlp(), example_inputs=X)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("method", METHODS)
+def test_cuda(method):
+    model = mlp(64)
+    twin, symmetry, answer = planted(model, X)
+    options = {"data": DATA} if method == "activation-matching" else {}
+    result = ob.align(twin, to=model.cuda(), symmetry=symmetry, method=method, **options)
+    assert result.permutation == answer
+
+
+class _Whole(nn.Module):
+    """Tied weights, a frozen parameter, a buffer and a plain attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 8), nn.Linear(8, 8, bias=False)
+        self.again = nn.Linear(8, 8, bias=False)
+        self.again.weight = self.last.weight
+        self.first.bias.requires_grad_(False)
+        self.register_buffer("scale", torch.tensor(2.0))
+        self.note = {"kept": [1, 2]}
+
+    def forward(self, x):
+        return self.scale * self.again(self.last(torch.tanh(self.first(x))))
+
+
+def test_the_result_is_a_whole_copy_of_its_own():
+    torch.manual_seed(0)
+    target, model = _Whole(), _Whole()
+    before = copy.deepcopy(model.state_dict())
+    result = ob.align(model, to=target, example_inputs=X, method="weight-matching").model
+    assert result.again.weight is result.last.weight
+    assert [p.requires_grad for p in result.parameters()] == [p.requires_grad for p in model.parameters()]
+    assert result.note == model.note
+    assert result.note is not model.note
+    mine = {value.data_ptr() for value in (*model.state_dict().values(), *target.state_dict().values())}
+    assert mine.isdisjoint({value.data_ptr() for value in result.state_dict().values()})
+    torch.testing.assert_close(result(X), model(X))
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+ON_CUDA = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_CUDA)])
+def test_the_global_generators_are_left_as_they_were(device):
+    """Random points are drawn from them, seeded: the same each time, and nothing of it is seen outside."""
+    torch.manual_seed(0)
+    a, b = (nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).to(device) for _ in range(2))
+    data = [(X.to(device), Y.to(device))]
+    expected = torch.rand(3, device=device, generator=torch.Generator(device).manual_seed(5))
+    torch.manual_seed(5)
+    options = {"example_inputs": X[:1].to(device), "objective": ob.RandomPoint(nn.functional.cross_entropy), "data": data}
+    first, second = (ob.align(b, to=a, steps=8, seed=3, **options) for _ in range(2))
+    assert [entry["soft"] for entry in first.history] == [entry["soft"] for entry in second.history]
+    assert torch.equal(torch.rand(3, device=device), expected)

@@ -1,0 +1,41 @@
+import torch
+from cases import Fn
+from torch import nn
+from torch.nn import functional as F
+
+import onebasin as ob
+from onebasin.programs.precision import compute_in_float64
+
+
+def test_a_view_of_other_strides_than_were_recorded_is_copied():
+    """Attention on a GPU returns other strides in float64 than in the type it was recorded in."""
+    transposed = torch.arange(6.0).view(2, 3).t()
+    found = compute_in_float64(torch.ops.aten.view.default, (transposed, [6]), {})
+    assert found.tolist() == [0, 3, 1, 4, 2, 5]
+    assert found.dtype == torch.float64
+
+
+def test_types_that_an_operation_names_are_promoted():
+    found = compute_in_float64(torch.ops.aten.zeros.default, ([2],), {"dtype": torch.float16})
+    assert found.dtype == torch.float64
+    assert compute_in_float64(torch.ops.aten.arange.default, (3,), {}).dtype == torch.int64
+
+
+def test_statistics_of_the_user_are_not_updated():
+    """In training mode a norm writes them, and in float64 nothing is copied by a cast."""
+
+    def forward(self, x):
+        return self.last(F.batch_norm(self.first(x), self.norm.running_mean, self.norm.running_var, training=True))
+
+    model = Fn(forward, first=nn.Linear(4, 8), norm=nn.BatchNorm1d(8), last=nn.Linear(8, 2)).double()
+    inputs = torch.rand(3, 4, dtype=torch.float64)
+    ob.symmetry(model, inputs).verify(model, inputs)
+    assert model.norm.running_mean.eq(0).all()
+    assert model.norm.running_var.eq(1).all()
+
+
+def test_generators_draw_the_same_numbers_and_are_not_used_up():
+    generator = torch.Generator().manual_seed(1)
+    first, second = (compute_in_float64(torch.ops.aten.rand.generator, ([4],), {"generator": generator}) for _ in range(2))
+    assert torch.equal(first, second)
+    assert torch.equal(generator.get_state(), torch.Generator().manual_seed(1).get_state())
