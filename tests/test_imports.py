@@ -1,6 +1,7 @@
 """Data flows one way: a room imports only rooms above it, has no cycles inside, and hides no import in a function."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ FILES = {module_name(path): path for path in ROOT.rglob("*.py")}
 
 
 def room_of(module: str) -> str:
-    return (module.split(".") + [""])[1]
+    return [*module.split("."), ""][1]
 
 
 def imports_of(module: str) -> Iterator[tuple[str, bool]]:
@@ -77,3 +78,12 @@ def test_import_needs_torch_numpy_and_scipy_alone():
     loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
     optional = {"safetensors", "matplotlib", "rich", "typer", "torchvision", "transformers", "lap", "avalanche", "triton"}
     assert not loaded & {*optional, "pytest"}
+
+
+def test_private_names_of_pytorch_are_in_one_file():
+    private = re.compile(
+        r"torch\._|from torch[\w.]*\._|from torch[\w.]* import _|_pytree|\._schema|\._cdata|\._overloadname"
+    )
+    for module, path in FILES.items():
+        if module != "onebasin.torch_internals":
+            assert not private.search(path.read_text()), f"{module} uses a private name of PyTorch"

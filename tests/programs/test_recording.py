@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import onebasin as ob
+from onebasin.programs import frontends, shapes
 from onebasin.programs.frontends import returns_the_same
 from onebasin.programs.graph import read_calls
 from onebasin.programs.recording import NotFollowed, record
-from onebasin.programs import frontends, shapes
 
 
 @pytest.mark.parametrize("name", CASES)

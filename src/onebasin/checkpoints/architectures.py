@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.symmetries.structure import Symmetry
+from onebasin.torch_internals import tree_map
 from onebasin.tracing import symmetry as trace
 
 _TYPES = {"float": torch.float32, "long": torch.int64, "int": torch.int32, "bool": torch.bool}
@@ -259,6 +260,4 @@ def _nearest(name: str, names: Sequence[str]) -> str:
 
 
 def _map(inputs: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    from torch.utils._pytree import tree_map
-
     return tree_map(lambda value: function(value) if isinstance(value, Tensor) else value, inputs)

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from onebasin.torch_internals import tree_flatten, tree_unflatten
 
 Run = Callable[[Any], Tensor]
 Record = Callable[[Run, Any], tuple[Callable[[], None], Tensor]]

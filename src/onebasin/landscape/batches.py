@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+
+from onebasin.torch_internals import tree_leaves, tree_map
 
 
 class Enough(Exception):

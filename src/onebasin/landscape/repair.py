@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
 
 from onebasin.landscape.batches import Enough, check_rereadable, copy_model, run_batches
 from onebasin.symmetries.layout import names
 from onebasin.symmetries.structure import Symmetry
 from onebasin.tensors.interpolation import read_alike
 from onebasin.tensors.states import State, read_state
+from onebasin.torch_internals import BatchNorm, Convolution
 
 # The plain layers: y = W x + b along the first axis of W. A subclass that computes something else is left alone.
 _PLAIN = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)
@@ -26,9 +25,9 @@ _PLAIN = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.for
 # ----------------------------------------------------------------------------------------------------------- batch norm
 
 
-def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
+def batch_norms(model: nn.Module) -> dict[str, BatchNorm]:
     """The batch norms that keep statistics, by path."""
-    found = {path: module for path, module in model.named_modules() if isinstance(module, _BatchNorm)}
+    found = {path: module for path, module in model.named_modules() if isinstance(module, BatchNorm)}
     return {path: module for path, module in found.items() if module.running_mean is not None}
 
 
@@ -58,7 +57,7 @@ def reset_statistics(model: nn.Module, data: Iterable[Any]) -> None:
 
 
 @contextlib.contextmanager
-def _estimating(norms: Iterable[_BatchNorm]) -> Iterator[None]:
+def _estimating(norms: Iterable[BatchNorm]) -> Iterator[None]:
     """Within, batch norms use each batch's statistics and average them, from scratch."""
     before = [(norm, norm.momentum) for norm in norms]
     for norm, _ in before:
@@ -193,7 +192,7 @@ def _check_weights(weights: Sequence[float] | None, num_endpoints: int) -> list[
 
 def _find_layers(model: nn.Module, symmetry: Symmetry, data: Iterable[Any]) -> tuple[dict[str, int], dict[str, str]]:
     """The layers to repair with the axis of their units (from the right), and those that cannot be, with the reason."""
-    layers = {p: m for p, m in model.named_modules() if isinstance(m, nn.Linear | _ConvNd) and _makes_units(p, symmetry)}
+    layers = {p: m for p, m in model.named_modules() if isinstance(m, nn.Linear | Convolution) and _makes_units(p, symmetry)}
     num_calls, normalised = _watch(model, layers, data)
     axes: dict[str, int] = {}
     skipped: dict[str, str] = {}
@@ -207,7 +206,7 @@ def _find_layers(model: nn.Module, symmetry: Symmetry, data: Iterable[Any]) -> t
         if why:
             skipped[path] = why
         else:
-            axes[path] = -1 - (len(layer.kernel_size) if isinstance(layer, _ConvNd) else 0)
+            axes[path] = -1 - (len(layer.kernel_size) if isinstance(layer, Convolution) else 0)
     return axes, skipped
 
 
@@ -305,7 +304,7 @@ def _correction(now: Statistics, goal: Statistics) -> tuple[Tensor, Tensor]:
 
 def _match(
     model: nn.Module,
-    norms: Mapping[str, _BatchNorm],
+    norms: Mapping[str, BatchNorm],
     axes: Mapping[str, int],
     goals: Mapping[str, Statistics],
     data: Iterable[Any],

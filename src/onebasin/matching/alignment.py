@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from onebasin.landscape.batches import check_rereadable
 from onebasin.matching import METHODS, Found, Problem
@@ -24,6 +23,7 @@ from onebasin.symmetries.structure import Symmetry
 from onebasin.tensors.lazy import LazyState, make_lazy, open_state
 from onebasin.tensors.seeding import seeded
 from onebasin.tensors.states import State, read_state
+from onebasin.torch_internals import tree_map
 from onebasin.tracing import symmetry as trace
 
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from onebasin.operator.adjoint import MAX_STEPS
-from onebasin.operator.implicit import is_batched, plan_implicitly
+from onebasin.operator.implicit import plan_implicitly
 from onebasin.operator.rounds import computing_dtype
 from onebasin.operator.unrolled import unroll_rounds
+from onebasin.torch_internals import is_batched
 
 
 @dataclass(frozen=True)

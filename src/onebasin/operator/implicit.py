@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 from onebasin.operator.adjoint import MAX_STEPS, implicit_gradient
 from onebasin.operator.rounds import Rounds, computing_dtype, run_log_rounds, run_rounds
+from onebasin.torch_internals import is_transformed
 
 Backend = Literal["torch", "triton"]
 
@@ -77,20 +77,6 @@ def compute_gradient(
 def _is_one_by_one(problems: Tensor) -> bool:
     """Whether to take a batch in turn: on the CPU a large problem does better with the cache to itself."""
     return not problems.is_cuda and problems.ndim == 3 and (len(problems) == 1 or problems.shape[-1] >= 128)
-
-
-def is_transformed(tensor: Tensor) -> bool:
-    """Whether a transformation of torch.func stands between this tensor and its values."""
-    return _functorch.is_functorch_wrapped_tensor(tensor)
-
-
-def is_batched(tensor: Tensor) -> bool:
-    """Whether vmap is one of those transformations."""
-    while _functorch.is_functorch_wrapped_tensor(tensor):
-        if _functorch.is_batchedtensor(tensor):
-            return True
-        tensor = _functorch.get_unwrapped(tensor)
-    return False
 
 
 def _is_capturing(tensor: Tensor) -> bool:

@@ -8,11 +8,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
-from torch.utils._pytree import tree_leaves
 
 from onebasin.programs.graph import Call, Program, evaluation_mode, quiet
-from onebasin.programs.shapes import id_of_memory, written
+from onebasin.programs.shapes import written
 from onebasin.programs.snapshots import Belongings
+from onebasin.torch_internals import find_schema, is_composite, memory_id, tree_leaves
 
 
 def export(model: nn.Module, call: Call) -> Program:
@@ -75,12 +75,12 @@ def _check_operations(graph: torch.fx.Graph) -> None:
 def _check_constants(model: nn.Module, constants: Mapping[str, Any]) -> None:
     """A view of a parameter that a module keeps is a constant to the exporter, but moves with the parameter."""
     state = model.state_dict(keep_vars=True).values()
-    owned = {id_of_memory(value) for value in state if isinstance(value, Tensor) and value.layout == torch.strided}
+    owned = {memory_id(value) for value in state if isinstance(value, Tensor) and value.layout == torch.strided}
     buffers = {id(buffer) for buffer in model.buffers()}
     for name, value in constants.items():
         if not isinstance(value, Tensor) or value.layout != torch.strided or id(value) in buffers:
             continue
-        if id_of_memory(value) in owned:
+        if memory_id(value) in owned:
             raise ValueError(f"{name} shares its memory with a parameter or a buffer, but is none")
 
 
@@ -121,7 +121,7 @@ def _mutates(graph: torch.fx.Graph) -> bool:
     without mutation would double the time to trace a ResNet for nothing.
     """
     for node in graph.nodes:
-        schema = getattr(node.target, "_schema", None)
+        schema = find_schema(node.target)
         if node.op != "call_function" or schema is None or not schema.is_mutable:
             continue
         if schema.name == "aten::dropout_" and node.args[2] is False:  # writes nothing
@@ -150,12 +150,11 @@ _FRESH = {
 
 
 def _is_fresh(operation: Any) -> bool:
-    schema = getattr(operation, "_schema", None)
+    schema = find_schema(operation)
     if schema is None:
         return False
     if schema.is_mutable:  # writes into its input, which was found to be nobody else's
         return True
     if any(result.alias_info is not None for result in schema.returns):
         return False
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(operation.name(), "CompositeImplicitAutograd")
-    return not composite or schema.name.removeprefix("aten::") in _FRESH
+    return not is_composite(operation) or schema.name.removeprefix("aten::") in _FRESH

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 
 from onebasin.programs.exporting import export
 from onebasin.programs.graph import Call, Program, evaluation_mode, quiet
@@ -17,6 +16,7 @@ from onebasin.programs.shapes import iterate_leaves
 from onebasin.programs.snapshots import Belongings
 from onebasin.tensors.seeding import seeded
 from onebasin.tensors.states import read_state
+from onebasin.torch_internals import tree_leaves, tree_map
 
 
 def read_program(model: nn.Module, call: Call, confirm: bool = True) -> Program:
@@ -59,14 +59,14 @@ def returns_the_same(program: Program, model: nn.Module, call: Call) -> bool:
     values = [v for node in program.graph.nodes for v in iterate_leaves(node.meta.get("val")) if isinstance(v, Tensor)]
     types = {value.dtype for value in values if value.is_floating_point()}
     promoted = any(dtype.itemsize < 4 for dtype in types)
-    belongings = Belongings(model, pytree.tree_leaves((call.args, call.kwargs)))
-    args, kwargs = pytree.tree_map(lambda leaf: leaf, (call.args, call.kwargs))  # lists and dicts that may be written into
+    belongings = Belongings(model, tree_leaves((call.args, call.kwargs)))
+    args, kwargs = tree_map(lambda leaf: leaf, (call.args, call.kwargs))  # lists and dicts that may be written into
     with evaluation_mode(model), quiet(), belongings.restored(), torch.no_grad():
         numbers = seeded(0) if program.is_random else torch.random.fork_rng(devices=[])
         with numbers, Float64() if promoted else nullcontext():
             result = model(*args, **kwargs)
         found = program.run(state, compute_in_float64, promote) if promoted else program.run(state)
-    expected = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+    expected = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
     # Half of the digits: other kernels may be chosen, such as those of attention, and constants were rounded when recorded.
     tolerance = max((torch.finfo(dtype).eps for dtype in types), default=0.0) ** 0.5
     return len(expected) == len(found) and all(_are_close(e, f, tolerance) for e, f in zip(expected, found, strict=True))

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 from torch.fx.node import map_arg
-from torch.utils._pytree import tree_leaves
 
 from onebasin.programs.shapes import is_random
 from onebasin.tensors.seeding import seeded
+from onebasin.torch_internals import tree_leaves
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx.node import map_aggregate
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from onebasin.torch_internals import TorchDispatchMode
 
 
 def promote(value: Any) -> Any:

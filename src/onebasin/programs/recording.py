@@ -20,15 +20,12 @@ from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 from torch.fx import Graph, Node
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from onebasin.programs.graph import Call, Program, evaluation_mode, quiet
 from onebasin.programs.shapes import (
     MAY_SHARE,
     OTHER_STRIDES,
     Shapes,
-    id_of_memory,
     is_random,
     iterate_leaves,
     make_empty,
@@ -37,6 +34,15 @@ from onebasin.programs.shapes import (
     written,
 )
 from onebasin.programs.snapshots import Belongings
+from onebasin.torch_internals import (
+    TorchDispatchMode,
+    below_autograd,
+    ignore_torch_function,
+    make_stand_in,
+    memory_id,
+    tree_leaves,
+    tree_map,
+)
 
 
 def record(model: nn.Module, call: Call) -> Program:
@@ -47,9 +53,9 @@ def record(model: nn.Module, call: Call) -> Program:
     """
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise NotFollowed("compiled code may run without operations that are seen")
-    belongings = Belongings(model, pytree.tree_leaves((call.args, call.kwargs)))
+    belongings = Belongings(model, tree_leaves((call.args, call.kwargs)))
     recorder = _Recorder(model, call, belongings)
-    args, kwargs = pytree.tree_map(lambda leaf: leaf, (call.args, call.kwargs))  # lists and dicts that may be written into
+    args, kwargs = tree_map(lambda leaf: leaf, (call.args, call.kwargs))  # lists and dicts that may be written into
     with contextlib.ExitStack() as stack:
         for context in (
             evaluation_mode(model),
@@ -58,7 +64,7 @@ def record(model: nn.Module, call: Call) -> Program:
             torch.random.fork_rng(devices=[]),
             recorder.noting_modules(),
             torch.no_grad(),
-            torch._C._AutoDispatchBelowAutograd(),  # where operations are still whole
+            below_autograd(),  # where operations are still whole
             recorder,
             _Watch(recorder),
         ):
@@ -80,11 +86,9 @@ class _Result(Tensor):
 
     @staticmethod
     def __new__(cls, like: Tensor, device: torch.device) -> _Result:
-        return Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, like.size(), strides=like.stride(), dtype=like.dtype, device=device
-        )
+        return make_stand_in(cls, like, device)
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = ignore_torch_function  # type: ignore[assignment]
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -157,7 +161,7 @@ class _Recorder(TorchDispatchMode):
         self._refusals: list[str] = []  # a model may catch what is raised, and go on
         self._reads_values = False
         self._sources = _name_sources(model, call)  # by identity: what a tensor is, before something reads it
-        self._source_memory = {id_of_memory(tensor) for tensor, _, _ in self._sources.values()}
+        self._source_memory = {memory_id(tensor) for tensor, _, _ in self._sources.values()}
         self._belongings = belongings
         self._constants = {id(buffer): key for key, buffer in model.named_buffers()}  # names of those that are not state
         self._nodes: dict[int, Node] = {}
@@ -253,14 +257,14 @@ class _Recorder(TorchDispatchMode):
                 self._check_origin(tensor)
                 kind = InputKind.CONSTANT_TENSOR
                 name = self._constants.get(id(tensor), f"made for {self._stack[-1][0] or 'the model'}")
-                self._read_memory.add(id_of_memory(tensor))
+                self._read_memory.add(memory_id(tensor))
             node = self.graph.create_node("placeholder", name)
             node.meta = {"val": self._shapes.of(tensor)}
             self.inputs[node.name] = (kind, name)
             if kind not in (InputKind.PARAMETER, InputKind.BUFFER):
                 self.given[node.name] = tensor
             self._nodes[id(tensor)] = node
-            self._memory[id(tensor)] = id_of_memory(tensor)
+            self._memory[id(tensor)] = memory_id(tensor)
             self._num_names[self._memory[id(tensor)]] += 1
         return self._nodes[id(tensor)]
 
@@ -296,23 +300,23 @@ class _Recorder(TorchDispatchMode):
             self._check_origin(operand)
         if places := written(func):
             targets = iterate_leaves(([args[i] for i in places if i < len(args)], kwargs))
-            memory = {id_of_memory(leaf) for leaf in targets if isinstance(leaf, Tensor)}
+            memory = {memory_id(leaf) for leaf in targets if isinstance(leaf, Tensor)}
             if not memory <= self._made_memory - self._read_memory:
                 raise NotFollowed(f"{func} writes what was there before, or was read")
         return self._own(func(*args, **kwargs), operands)
 
     def _own(self, result: Any, operands: Iterable[Tensor] = ()) -> Any:
         """Note what was made, unless it is a view of an operand."""
-        there = {id_of_memory(operand) for operand in operands}
+        there = {memory_id(operand) for operand in operands}
         for leaf in iterate_leaves(result):
-            if isinstance(leaf, Tensor) and id_of_memory(leaf) not in there:
-                self._made_memory.add(id_of_memory(leaf))
+            if isinstance(leaf, Tensor) and memory_id(leaf) not in there:
+                self._made_memory.add(memory_id(leaf))
                 self._alive.append(leaf)
         return result
 
     def _check_origin(self, tensor: Tensor) -> None:
         """A constant is made while recording, or an attribute; what else there is may come from parameters, unseen."""
-        memory = id_of_memory(tensor)
+        memory = memory_id(tensor)
         if memory in self._made_memory:
             return
         if type(tensor) not in _PLAIN or tensor.requires_grad:
@@ -324,13 +328,13 @@ class _Recorder(TorchDispatchMode):
 
     @functools.cached_property
     def _attribute_memory(self) -> set[int]:
-        return {id_of_memory(tensor) for tensor in self._belongings.tensors}
+        return {memory_id(tensor) for tensor in self._belongings.tensors}
 
     # ------------------------------------------------------------------------------------------------------------ the end
 
     def finish(self, result: Any) -> Program:
         """The program; all that the call returned is its output."""
-        leaves = pytree.tree_leaves(result)
+        leaves = tree_leaves(result)
         if self._refusals:
             raise (Caught if self._reads_values else NotFollowed)(self._refusals[0])
         if not all(isinstance(leaf, (Tensor, int, float, str, type(None))) for leaf in leaves):
@@ -344,7 +348,7 @@ def _name_sources(model: nn.Module, call: Call) -> dict[int, tuple[Tensor, Input
     found: dict[int, tuple[Tensor, InputKind, str]] = {}
     arguments = inspect.signature(model.forward).bind(*call.args, **call.kwargs).arguments
     for argument, value in arguments.items():
-        leaves = pytree.tree_leaves(value)
+        leaves = tree_leaves(value)
         for number, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):
                 name = argument if len(leaves) == 1 else f"{argument}_{number}"

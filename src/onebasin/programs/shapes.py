@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from onebasin.torch_internals import find_schema, memory_id, overload_name
+
 _META = torch.device("meta")
 
 
@@ -55,15 +57,10 @@ class Shapes:
             results = [found] if isinstance(found, Tensor) else found
             if not isinstance(results, (list, tuple)) or not all(r is None or isinstance(r, Tensor) for r in results):
                 raise TypeError(f"{func} returns something else than tensors")
-            owners = {id_of_memory(operand): place for place, operand in reversed(list(enumerate(operands)))}
-            shared = [None if r is None else owners.get(id_of_memory(r)) for r in results]
+            owners = {memory_id(operand): place for place, operand in reversed(list(enumerate(operands)))}
+            shared = [None if r is None else owners.get(memory_id(r)) for r in results]
             self._returned[key] = map_leaves(found, Tensor, self.of), shared
         return self._returned[key]
-
-
-def id_of_memory(tensor: Tensor) -> int:
-    """The same for all views of a tensor."""
-    return tensor.untyped_storage()._cdata
 
 
 def map_leaves(value: Any, kinds: Any, function: Callable[[Any], Any]) -> Any:
@@ -140,19 +137,23 @@ def is_random(func: Any) -> bool:
 @functools.cache
 def written(func: Any) -> tuple[int, ...]:
     """Which arguments of an operation are written."""
-    arguments = func._schema.arguments if func._schema.is_mutable else ()
+    arguments = find_schema(func).arguments if find_schema(func).is_mutable else ()
     return tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
 
 
 @functools.cache
 def without_writing(func: Any) -> Any:
     """The operation that returns what this one writes: relu for relu_. None if there is none."""
-    name = func._schema.name.removeprefix("aten::")
+    name = find_schema(func).name.removeprefix("aten::")
     packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
-    pure = getattr(packet, func._overloadname, None)
-    if pure is None or [a.name for a in pure._schema.arguments[1:]] != [a.name for a in func._schema.arguments[1:]]:
+    pure = getattr(packet, overload_name(func), None)
+    if pure is None or _argument_names(pure)[1:] != _argument_names(func)[1:]:
         return None
     return pure
+
+
+def _argument_names(operation: Any) -> list[str]:
+    return [argument.name for argument in find_schema(operation).arguments]
 
 
 # The kernels of this one return other strides than it does without values: contiguous() on it may copy, or may not.

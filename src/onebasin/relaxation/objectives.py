@@ -18,6 +18,7 @@ from torch.nn import functional
 from onebasin.relaxation.distance import SoftDistance
 from onebasin.symmetries.structure import Symmetry
 from onebasin.tensors.lazy import LazyState
+from onebasin.torch_internals import BatchNorm
 
 Params = Mapping[str, Any]
 Loss = Callable[[Any, Any], Tensor]
@@ -119,7 +120,7 @@ class _OnTheLine:
             raise TypeError(f"{type(self).__name__} runs the network: give align modules, not state dicts")
         private = copy.deepcopy(model).eval()
         for module in private.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            if isinstance(module, BatchNorm):
                 module.train()
         return replace(self, model=private)
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
-from torch.utils import _pytree as pytree
 
 from onebasin.programs.frontends import read_program
 from onebasin.programs.graph import Call, Program, evaluation_mode, read_calls
@@ -21,6 +20,7 @@ from onebasin.symmetries.structure import Symmetry
 from onebasin.tensors.lazy import LazyState, make_lazy
 from onebasin.tensors.seeding import seeded
 from onebasin.tensors.states import read_state
+from onebasin.torch_internals import tree_leaves, tree_map
 
 Function = Callable[[Mapping[str, Tensor]], list[Tensor]]
 """A model at fixed inputs: state -> all tensors it returns."""
@@ -86,9 +86,7 @@ def compare(
         return torch.randn(value.shape, generator=generator, dtype=torch.float64)
 
     calls = [
-        Call(*pytree.tree_map(draw, (call.args, call.kwargs)))
-        for call in read_calls(example_inputs)
-        for _ in range(num_draws)
+        Call(*tree_map(draw, (call.args, call.kwargs))) for call in read_calls(example_inputs) for _ in range(num_draws)
     ]
     model = copy.deepcopy(model).double()
     outputs = []
@@ -111,11 +109,11 @@ def _of_program(program: Program) -> Function:
 
 def _of_module(model: nn.Module, call: Call) -> Function:
     def function(state: Mapping[str, Tensor]) -> list[Tensor]:
-        args, kwargs = pytree.tree_map(promote, (call.args, call.kwargs))
+        args, kwargs = tree_map(promote, (call.args, call.kwargs))
         promoted = {key: promote(value) for key, value in state.items()}
         with evaluation_mode(model), torch.no_grad(), seeded(0), Float64():
             result = torch.func.functional_call(model, promoted, args, kwargs)
-        return [value for value in pytree.tree_leaves(result) if isinstance(value, Tensor)]
+        return [value for value in tree_leaves(result) if isinstance(value, Tensor)]
 
     return function
 

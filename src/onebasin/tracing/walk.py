@@ -14,6 +14,7 @@ from torch.fx.node import map_arg
 
 from onebasin.programs.graph import Program
 from onebasin.symmetries.structure import Pin
+from onebasin.torch_internals import find_schema
 from onebasin.tracing.axes import unification
 from onebasin.tracing.axes.scopes import enforce
 from onebasin.tracing.axes.terms import ONE, Atom, Axes, Same, Unknown, leaves
@@ -145,7 +146,7 @@ class Walker:
     def _call(self, node: Node, values: dict[Node, Any]) -> Any:
         if _operation(node) == "getitem":
             return values[node.args[0]][node.args[1]]  # type: ignore[index]
-        if not getattr(getattr(node.target, "_schema", None), "returns", True):
+        if not getattr(find_schema(node.target), "returns", True):
             return None  # a check at run time
         rule = self._find_rule(node)
         shapes = _shapes(node)
@@ -246,9 +247,9 @@ class _ModuleCalls:
 
 
 def _operation(node: Node) -> str:
-    name = getattr(node.target, "_schema", None)
-    if name is not None:
-        return name.name.split("::")[-1]
+    schema = find_schema(node.target)
+    if schema is not None:
+        return schema.name.split("::")[-1]
     return getattr(node.target, "__name__", str(node.target))
 
 
@@ -259,7 +260,7 @@ def _module(node: Node) -> tuple[str, str]:
 
 def _arguments(node: Node, values: dict[Node, Any]) -> dict[str, Any]:
     """The arguments by schema name, defaults filled in, `self` called `input`."""
-    schema = node.target._schema  # type: ignore[union-attr]
+    schema = find_schema(node.target)
     given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
     bound = {}
     for argument in schema.arguments:
@@ -302,7 +303,7 @@ def _is_statistic(node: Node, statistics: set[str]) -> bool:
     for user in node.users:
         if user.op != "call_function" or _operation(user) not in statistics:
             return False
-        schema = user.target._schema  # type: ignore[union-attr]
+        schema = find_schema(user.target)
         roles = dict(zip((a.name for a in schema.arguments), user.args, strict=False)) | dict(user.kwargs)
         if any(value is node and name not in ("running_mean", "running_var") for name, value in roles.items()):
             return False

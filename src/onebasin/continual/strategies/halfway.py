@@ -12,6 +12,7 @@ from onebasin.symmetries.gather import mix_all
 from onebasin.symmetries.layout import names
 from onebasin.symmetries.permutation import Permutation
 from onebasin.symmetries.structure import Symmetry
+from onebasin.torch_internals import add_all
 
 
 class HalfWay:
@@ -91,5 +92,5 @@ def _add(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> dict[st
     """Sums of tensors of the same name, all at once; a tensor that the others do not have stays as it is."""
     if not others:
         return dict(tensors)
-    sums = torch._foreach_add([tensors[name] for name in others], list(others.values()))  # pyright: ignore
+    sums = add_all([tensors[name] for name in others], list(others.values()))
     return {**tensors, **dict(zip(others, sums, strict=True))}

@@ -1,0 +1,108 @@
+"""Every name of PyTorch that PyTorch does not promise to keep, in one place.
+
+All of it was seen to work on torch 2.11 and 2.13, the ends of the range that ``pyproject.toml`` allows. Each entry says what
+onebasin could not do without it.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.nn.modules.conv import _ConvNd as Convolution
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+__all__ = [
+    "BatchNorm",  # the base class of all batch norms; without it each of them would have to be listed
+    "Convolution",  # the base class of all convolutions; likewise
+    "TorchDispatchMode",  # sees every operation: without it modules are exported, which takes ten times as long
+    "add_all",
+    "below_autograd",
+    "find_schema",
+    "ignore_torch_function",
+    "is_batched",
+    "is_composite",
+    "is_transformed",
+    "make_stand_in",
+    "memory_id",
+    "overload_name",
+    "tree_flatten",  # nested lists, tuples and dicts of tensors; without these four a batch would be a pair of tensors
+    "tree_leaves",
+    "tree_map",
+    "tree_unflatten",
+]
+
+
+def below_autograd() -> AbstractContextManager[None]:
+    """Within it a dispatch mode sees operations as modules call them, such as ``linear``, before autograd splits them up.
+
+    Without it recordings would consist of smaller operations, and attention would not be seen as one.
+    """
+    return torch._C._AutoDispatchBelowAutograd()
+
+
+ignore_torch_function = torch._C._disabled_torch_function_impl
+"""As the ``__torch_function__`` of a tensor subclass: its operations go straight to the dispatcher."""
+
+
+def make_stand_in(cls: type[Tensor], like: Tensor, device: torch.device) -> Any:
+    """A tensor of a subclass that has a shape, strides, a type and a device, and no memory.
+
+    Without it recordings would have to run on real tensors.
+    """
+    return Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        cls, like.size(), strides=like.stride(), dtype=like.dtype, device=device
+    )
+
+
+def memory_id(tensor: Tensor) -> int:
+    """The same number for all views of one tensor, on the meta device too.
+
+    ``data_ptr()`` is zero there: without this number views could not be told from copies in a recording.
+    """
+    return tensor.untyped_storage()._cdata
+
+
+def find_schema(operation: Any) -> Any:
+    """The schema of an ATen operation: its name, arguments, and what it writes; None if it is something else.
+
+    Without it rules could not read arguments by name.
+    """
+    return getattr(operation, "_schema", None)
+
+
+def overload_name(operation: Any) -> str:
+    """Which overload of an operation this is, such as "Tensor" of ``add.Tensor``."""
+    return operation._overloadname
+
+
+def is_composite(operation: Any) -> bool:
+    """Whether an operation is defined by other operations, so that its schema does not tell if it returns a view.
+
+    Without it every exported graph would have to be spelt out without mutation, which doubles the time to trace a ResNet.
+    """
+    return torch._C._dispatch_has_kernel_for_dispatch_key(operation.name(), "CompositeImplicitAutograd")
+
+
+def is_transformed(tensor: Tensor) -> bool:
+    """Whether a transformation of torch.func stands between this tensor and its values."""
+    return _functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Whether vmap is one of those transformations: then values cannot be read, and nothing may depend on them."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        if _functorch.is_batchedtensor(tensor):
+            return True
+        tensor = _functorch.get_unwrapped(tensor)
+    return False
+
+
+def add_all(tensors: list[Tensor], others: list[Tensor]) -> list[Tensor]:
+    """Sums of pairs of tensors in few launches; without it, one launch for each pair."""
+    return torch._foreach_add(tensors, others)  # pyright: ignore
