@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 
 from benchmarks.architectures import Logits, declare_torchvision_operators
-from onebasin.programs.graph import read_calls
+from onebasin.programs.calls import read_calls
 from onebasin.symmetries.verification import verify_programs
 from onebasin.tracing import trace_calls
 

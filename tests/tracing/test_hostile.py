@@ -11,8 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import onebasin as ob
-from onebasin.programs.graph import read_calls
-from onebasin.programs.recording import NotFollowed, record
+from onebasin.programs.calls import read_calls
+from onebasin.programs.failures import NotRecordable
+from onebasin.programs.recording import record
 
 
 @pytest.fixture(autouse=True)
@@ -217,7 +218,7 @@ def test_what_is_hidden_is_refused(forward):
     model = make(forward, **members)
     before = copy.deepcopy((model.state_dict(), model.fixed, model.table))
     inputs = torch.rand(3, 4)
-    with pytest.raises(NotFollowed):
+    with pytest.raises(NotRecordable):
         record(model, read_calls(inputs)[0])
     assert str((model.state_dict(), model.fixed, model.table)) == str(before)
     if REFUSED[forward] is None:

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import onebasin as ob
+from onebasin.programs.calls import read_calls
 from onebasin.programs.exporting import export
-from onebasin.programs.graph import read_calls
 from onebasin.symmetries.layout import Factor
 from onebasin.symmetries.verification import verify_programs
 from onebasin.tracing import symmetry as trace
@@ -163,5 +163,5 @@ def test_a_cache_among_the_outputs_is_told():
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=32)
     model = transformers.GPT2LMHeadModel(config).eval()
-    with pytest.raises(ValueError, match=r"returns a cache of past keys and values\. Turn that off"):
+    with pytest.raises(ValueError, match=r"returns a cache of past keys and values; turn that off"):
         ob.symmetry(model, {"input_ids": torch.zeros(1, 4, dtype=torch.long)})

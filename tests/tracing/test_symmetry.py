@@ -6,7 +6,8 @@ from networks import CASES
 from torch import Tensor, nn
 
 import onebasin as ob
-from onebasin.programs.graph import evaluation_mode, read_calls
+from onebasin.programs.calls import read_calls
+from onebasin.programs.isolation import evaluation_mode
 from onebasin.symmetries.gather import gather
 from onebasin.symmetries.layout import factors, gather_indices
 from onebasin.tensors.states import read_state

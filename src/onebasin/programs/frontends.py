@@ -1,82 +1,122 @@
-"""The operations of a module: recorded, confirmed, or else exported."""
+"""The program of a call: recorded and checked against the module, or else exported."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
+from onebasin.programs.calls import Call, derive_calls
 from onebasin.programs.exporting import export
-from onebasin.programs.graph import Call, Program, evaluation_mode, quiet
-from onebasin.programs.precision import UPDATING, Float64, compute_in_float64, promote
-from onebasin.programs.recording import Caught, record
+from onebasin.programs.failures import NotExportable, NotRecordable, SwallowedError, describe_error, explain_failure
+from onebasin.programs.graph import Program, ReplayError
+from onebasin.programs.isolation import UnfusedAttention, isolated, run_module
+from onebasin.programs.noise import disable_dropout
+from onebasin.programs.precision import STATISTICS_NORMS, Float64, compute_in_float64, compute_on_copies, promote
+from onebasin.programs.recording import record
 from onebasin.programs.shapes import iterate_leaves
-from onebasin.programs.snapshots import Belongings
 from onebasin.tensors.seeding import seeded
 from onebasin.tensors.states import read_state
-from onebasin.torch_internals import tree_leaves, tree_map
+from onebasin.torch_internals import tree_leaves
 
 
-def read_program(model: nn.Module, call: Call, confirm: bool = True) -> Program:
-    """The operations of one call: recorded if it can be followed, exported otherwise.
+def read_program(model: nn.Module, call: Call, check: bool = True) -> Program:
+    """Read the operations of one call: recorded if that is possible, exported otherwise.
 
     Args:
         model: the module.
         call: its arguments.
-        confirm: believe a recording only if it returns what the module does.
+        check: use a recording only if it returns what the module returns.
 
     Raises:
-        ValueError: if the inputs do not fit the model, or its control flow depends on data.
+        ValueError: if the inputs do not fit the model, or its control flow depends on values.
     """
     try:
-        program = record(model, call)
-        if not confirm or returns_the_same(program, model, call):
-            return program
-    except Caught as error:
-        raise ValueError(
-            f"cannot trace {type(model).__name__}: it catches the error that values cannot be read ({error}), and goes on. "
-            "Write the symmetry by hand with onebasin.Symmetry.from_axes and check it with verify."
-        ) from error
-    except Exception:
-        pass
-    return export(model, call)
+        return _record_and_check(model, call, check)
+    except SwallowedError as error:
+        raise ValueError(explain_failure(model, error)) from error
+    except NotRecordable as error:
+        reason = error
+    try:
+        return export(model, call, str(reason))
+    except NotExportable as error:
+        raise ValueError(explain_failure(model, reason, error)) from error
 
 
-def returns_the_same(program: Program, model: nn.Module, call: Call) -> bool:
-    """Whether a program returns what the module does, on the module's own weights.
+def read_training_programs(model: nn.Module, calls: Iterable[Call], check: bool = True) -> Iterator[Program]:
+    """Read the operations of calls in train mode, with dropout off; calls that cannot be recorded are left out.
 
-    It does the same operations in the same order: a difference is a fault. Types of less than 32 bits are promoted; some
-    processors cannot do all operations in them. On the meta device a program is believed. It is not if a run would change
-    something of the user's.
+    Norms refuse a single value per channel in train mode, so a call that fails is tried with one more sample.
+    """
+    for call in calls:
+        for candidate in (call, *derive_calls(call)):
+            try:
+                program = _record_and_check(model, candidate, check, training=True)
+            except NotRecordable:
+                continue
+            disable_dropout(program.graph)
+            yield replace(program)
+            break
+
+
+def _record_and_check(model: nn.Module, call: Call, check: bool, training: bool = False) -> Program:
+    program = record(model, call, training)
+    if check:
+        check_recording(program, model, call)
+    return program
+
+
+def check_recording(program: Program, model: nn.Module, call: Call) -> None:
+    """Check that a recording returns what the module returns, on the module's own weights.
+
+    It runs the same operations in the same order, so a difference is a fault of the recording. Types of less than 32 bits are
+    promoted, because some processors lack operations in them. On the meta device nothing can be checked.
+
+    Raises:
+        NotRecordable: if the results differ, or cannot be compared.
     """
     state = read_state(model)
     if any(isinstance(v, Tensor) and v.is_meta for v in (*state.values(), *program.given.values())):
-        return True
-    if any(_changes_something(node) for node in program.graph.nodes):
-        return False
-    values = [v for node in program.graph.nodes for v in iterate_leaves(node.meta.get("val")) if isinstance(v, Tensor)]
-    types = {value.dtype for value in values if value.is_floating_point()}
+        return
+    leaves = [leaf for n in program.graph.nodes for leaf in iterate_leaves((n.args, n.kwargs, n.meta.get("val")))]
+    if any(isinstance(leaf, torch.Generator) for leaf in leaves):
+        raise NotRecordable("it draws numbers from a generator of its own")
+    types = {leaf.dtype for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()}
     promoted = any(dtype.itemsize < 4 for dtype in types)
-    belongings = Belongings(model, tree_leaves((call.args, call.kwargs)))
-    args, kwargs = tree_map(lambda leaf: leaf, (call.args, call.kwargs))  # lists and dicts that may be written into
-    with evaluation_mode(model), quiet(), belongings.restored(), torch.no_grad():
-        numbers = seeded(0) if program.is_random else torch.random.fork_rng(devices=[])
-        with numbers, Float64() if promoted else nullcontext():
-            result = model(*args, **kwargs)
-        found = program.run(state, compute_in_float64, promote) if promoted else program.run(state)
-    expected = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-    # Half of the digits: other kernels may be chosen, such as those of attention, and constants were rounded when recorded.
+    with isolated(model, call), torch.no_grad(), UnfusedAttention():
+        try:
+            with seeded(0) if program.is_random else nullcontext(), Float64() if promoted else nullcontext():
+                result = run_module(model, call, program.training, _copy_statistics(program, model))
+        except NotRecordable:
+            raise
+        except Exception as error:
+            raise NotRecordable(f"it cannot be run: {describe_error(error)}") from error
+        try:
+            found = program.run(state, *((compute_in_float64, promote) if promoted else (compute_on_copies,)))
+        except ReplayError as error:
+            raise NotRecordable(f"its recording cannot be replayed: {error}") from error
+    expected = [leaf.detach() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+    # Half of the digits, because other kernels may be chosen, and constants were rounded when they were recorded.
     tolerance = max((torch.finfo(dtype).eps for dtype in types), default=0.0) ** 0.5
-    return len(expected) == len(found) and all(_are_close(e, f, tolerance) for e, f in zip(expected, found, strict=True))
+    if len(expected) != len(found) or not all(_are_close(e, f, tolerance) for e, f in zip(expected, found, strict=True)):
+        raise NotRecordable("its recording returns something else than the module")
 
 
-def _changes_something(node: Node) -> bool:
-    """Statistics of a norm, or a generator."""
-    if node.target in UPDATING and node.args[5]:
-        return True
-    return any(isinstance(leaf, torch.Generator) for leaf in iterate_leaves((node.args, node.kwargs)))
+def _copy_statistics(program: Program, model: nn.Module) -> dict[str, Tensor]:
+    """Copies of the running statistics that norms update when the module is run."""
+    norms = [node for node in program.graph.nodes if node.target in STATISTICS_NORMS and node.args[5]]
+    updated = {arg.name for node in norms for arg in node.args[3:5] if isinstance(arg, Node) and arg.op == "placeholder"}
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    copies = {}
+    for _, key in map(program.inputs.__getitem__, updated):
+        if key not in buffers:
+            raise NotRecordable("it updates statistics that are not buffers")
+        copies[key] = buffers[key].clone()
+    return copies
 
 
 def _are_close(expected: Tensor, found: Tensor, tolerance: float) -> bool:

@@ -1,4 +1,4 @@
-"""Everything in float64: rounding must not hide a wrong axis."""
+"""Running operations in float64, so that rounding errors cannot be taken for a wrong axis."""
 
 from __future__ import annotations
 
@@ -12,32 +12,37 @@ from onebasin.torch_internals import TorchDispatchMode
 
 
 def promote(value: Any) -> Any:
-    """A floating tensor, or the name of a floating type, in float64; anything else as it is."""
+    """Convert a floating tensor, or a floating type, to float64; leave anything else as it is."""
     if isinstance(value, Tensor):
         return value.double() if value.is_floating_point() else value
     if isinstance(value, torch.dtype) and value.is_floating_point:
         return torch.float64
-    if isinstance(value, torch.Generator):  # the same numbers every time, and none of the user's
+    if isinstance(value, torch.Generator):  # draws the same numbers every time, and leaves the user's generator alone
         return torch.Generator(value.device).manual_seed(0)
     return value
 
 
-UPDATING = {torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default}
-"""In training mode they write their statistics, which their schemas do not tell."""
+STATISTICS_NORMS = {torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default}
+"""Norms that update their running statistics in train mode, although their schemas do not say so."""
+
+
+def compute_on_copies(operation: Any, args: Any, kwargs: Any) -> Any:
+    """Run an operation; a norm that updates its running statistics updates copies of them."""
+    if operation in STATISTICS_NORMS and args[5]:
+        args = (*args[:3], *(value if value is None else value.clone() for value in args[3:5]), *args[5:])
+    return operation(*args, **kwargs)
 
 
 def compute_in_float64(operation: Any, args: Any, kwargs: Any) -> Any:
-    """An operation with its operands, every floating type that it names, and its results promoted."""
+    """Run an operation with its operands, every floating type that it names, and its results promoted."""
     if operation is torch.ops.aten.view.default:  # attention in float64 may return other strides than were recorded
         operation = torch.ops.aten.reshape.default
     args, kwargs = map_aggregate((args, kwargs), promote)
-    if operation in UPDATING and args[5]:
-        args = (*args[:3], *(value if value is None else value.clone() for value in args[3:5]), *args[5:])
-    return map_aggregate(operation(*args, **kwargs), promote)
+    return map_aggregate(compute_on_copies(operation, args, kwargs), promote)
 
 
 class Float64(TorchDispatchMode):
-    """Within it all operations are done in float64, casts and new tensors included."""
+    """Runs all operations in float64, including casts and new tensors."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return compute_in_float64(func, args, kwargs or {})

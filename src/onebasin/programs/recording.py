@@ -1,18 +1,18 @@
-"""A call of a module, recorded while it runs on tensors without values.
+"""A call of a module, recorded while the module runs on tensors without values.
 
-Below autograd a dispatch mode sees the very operations that a module calls (linear, attention), before they
-are taken apart. So one run of the module writes down the graph that an export would, ten times faster. What cannot be
-followed this way is refused: values that are read, writes that are seen through another name, other kinds of tensors.
+Below autograd a dispatch mode sees the operations that a module calls (linear, attention) before they are split up. So one
+run of the module gives the graph that an export would, ten times faster. A recording refuses what it cannot follow: values
+that are read, writes that are visible through another tensor, other kinds of tensors.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import operator
+import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,19 +21,23 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Graph, Node
 from torch.overrides import TorchFunctionMode
 
-from onebasin.programs.graph import Call, Program, evaluation_mode, quiet
+from onebasin.programs.calls import Call
+from onebasin.programs.constants import PLAIN, ConstantMemory
+from onebasin.programs.failures import ModuleFails, NotRecordable, ReadsValues, SwallowedError, describe_error
+from onebasin.programs.graph import FrontEnd, Program
+from onebasin.programs.isolation import isolated, run_module
+from onebasin.programs.noise import is_random
 from onebasin.programs.shapes import (
     MAY_SHARE,
-    OTHER_STRIDES,
+    UNKNOWN_STRIDES,
     Shapes,
-    is_random,
+    functional_variant,
     iterate_leaves,
     make_empty,
     map_leaves,
-    without_writing,
-    written,
+    written_arguments,
 )
-from onebasin.programs.snapshots import Belongings
+from onebasin.programs.snapshots import ModuleSnapshot
 from onebasin.torch_internals import (
     TorchDispatchMode,
     below_autograd,
@@ -41,74 +45,56 @@ from onebasin.torch_internals import (
     make_stand_in,
     memory_id,
     tree_leaves,
-    tree_map,
 )
 
 
-def record(model: nn.Module, call: Call) -> Program:
-    """Run one call on tensors without values, and write down its operations. The model is left as it was.
+def record(model: nn.Module, call: Call, training: bool = False) -> Program:
+    """Run one call on tensors without values and record its operations. The model is left as it was.
 
     Raises:
-        NotFollowed: if only an export can tell what the model does.
+        NotRecordable: if the call cannot be recorded, or the module fails.
     """
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        raise NotFollowed("compiled code may run without operations that are seen")
-    belongings = Belongings(model, tree_leaves((call.args, call.kwargs)))
-    recorder = _Recorder(model, call, belongings)
-    args, kwargs = tree_map(lambda leaf: leaf, (call.args, call.kwargs))  # lists and dicts that may be written into
-    with contextlib.ExitStack() as stack:
-        for context in (
-            evaluation_mode(model),
-            quiet(),
-            belongings.restored(),
-            torch.random.fork_rng(devices=[]),
-            recorder.noting_modules(),
-            torch.no_grad(),
-            below_autograd(),  # where operations are still whole
-            recorder,
-            _Watch(recorder),
-        ):
-            stack.enter_context(context)
-        result = model(*args, **kwargs)
-    return recorder.finish(result)
+        raise NotRecordable("operations of compiled code are not visible")
+    with isolated(model, call) as snapshot:
+        recorder = _Recorder(model, call, snapshot)
+        with contextlib.ExitStack() as stack:
+            for context in (recorder.tracking_modules(), torch.no_grad(), below_autograd(), recorder, _ValueGuard(recorder)):
+                stack.enter_context(context)
+            try:
+                result = run_module(model, call, training)
+            except Exception as error:
+                if recorder.bug is not None:
+                    raise recorder.bug from None
+                raise error if isinstance(error, NotRecordable) else ModuleFails(describe_error(error)) from error
+        return recorder.finish(result, training)
 
 
-class NotFollowed(Exception):
-    """Something that a recording cannot tell."""
-
-
-class Caught(NotFollowed):
-    """The model was told that there are no values to read, and went on otherwise. It would do so in an export."""
-
-
-class _Result(Tensor):
-    """Stands for what an operation returns: a shape, a type and a device."""
+class _StandIn(Tensor):
+    """Stands for the result of an operation: a shape, a type and a device."""
 
     @staticmethod
-    def __new__(cls, like: Tensor, device: torch.device) -> _Result:
+    def __new__(cls, like: Tensor, device: torch.device) -> _StandIn:
         return make_stand_in(cls, like, device)
 
     __torch_function__ = ignore_torch_function  # type: ignore[assignment]
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        raise NotFollowed(f"{func} outside of the recording")
+        raise NotRecordable(f"{func} is called outside of the recording")
 
 
-_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
-
-
-_MAKERS = {
+_FACTORIES = {
     getattr(torch.ops.aten, name)
     for name in ("new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "full_like", "empty_like")
 }
+_READING_OPERATIONS = {
+    getattr(torch.ops.aten, name) for name in ("item", "_local_scalar_dense", "is_nonzero", "equal", "allclose")
+}
 
 
-_VALUES = {getattr(torch.ops.aten, name) for name in ("item", "_local_scalar_dense", "is_nonzero", "equal", "allclose")}
-
-
-class _Watch(TorchFunctionMode):
-    """Refuses what takes values out of tensors, or puts others in, without an operation that a recorder sees."""
+class _ValueGuard(TorchFunctionMode):
+    """Refuses functions that take values out of tensors, or replace them, without an operation that a recorder sees."""
 
     def __init__(self, recorder: _Recorder):
         super().__init__()
@@ -116,9 +102,9 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if not self.recorder.is_busy and func in _UNSEEN:
+        if not self.recorder.is_busy and func in _BYPASSING:
             self.recorder.refuse(func)
-        if func in _READS:
+        if func in _READING:
             given = (*args, *kwargs.values()) if func in _FROM_DATA else [args]
             nested = [leaf for value in given if not isinstance(value, Tensor) for leaf in iterate_leaves(value)]
             if any(map(self.recorder.is_followed, nested)):
@@ -126,7 +112,7 @@ class _Watch(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-_UNSEEN = {
+_BYPASSING = {
     Tensor.numpy,
     Tensor.__array__,
     Tensor.__dlpack__,
@@ -136,7 +122,7 @@ _UNSEEN = {
     Tensor.data.__set__,  # type: ignore[attr-defined]
 }
 _FROM_DATA = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor, Tensor.new}
-_READS = _FROM_DATA | {
+_READING = _FROM_DATA | {
     Tensor.__float__,
     Tensor.__int__,
     Tensor.__bool__,
@@ -147,53 +133,52 @@ _READS = _FROM_DATA | {
 
 
 class _Recorder(TorchDispatchMode):
-    """Writes every operation on a parameter, a buffer, an input, a result or chance into a graph.
+    """Adds every operation on a parameter, a buffer, an input, a result or random numbers to a graph.
 
-    Operations on nothing of those (masks, positions) are run, and what they return is a constant of the graph.
+    Operations on nothing of those (masks, positions) are run. Their results are constants of the graph.
     """
 
-    def __init__(self, model: nn.Module, call: Call, belongings: Belongings):
+    def __init__(self, model: nn.Module, call: Call, snapshot: ModuleSnapshot):
         super().__init__()
         self.graph = Graph()
-        self.inputs: dict[str, tuple[InputKind, str]] = {}
-        self.given: dict[str, Any] = {}
         self.is_busy = False
-        self._refusals: list[str] = []  # a model may catch what is raised, and go on
-        self._reads_values = False
-        self._sources = _name_sources(model, call)  # by identity: what a tensor is, before something reads it
-        self._source_memory = {memory_id(tensor) for tensor, _, _ in self._sources.values()}
-        self._belongings = belongings
-        self._constants = {id(buffer): key for key, buffer in model.named_buffers()}  # names of those that are not state
+        self.bug: Exception | None = None  # an exception of our own code, not of the module
+        self._inputs: dict[str, tuple[InputKind, str]] = {}
+        self._given: dict[str, Any] = {}
+        self._refusals: list[NotRecordable] = []  # a module may catch what is raised, and go on
+        self._sources = _name_sources(model, call)  # by identity: what a tensor is, before an operation reads it
+        self._constants = ConstantMemory((tensor for tensor, _, _ in self._sources.values()), snapshot)
+        self._constant_names = {id(buffer): key for key, buffer in model.named_buffers()}
         self._nodes: dict[int, Node] = {}
-        self._alive: list[Tensor] = []  # an identity is that of a living object
+        self._alive: list[Tensor] = []  # an identity is unique among living objects only
         self._memory: dict[int, object] = {}  # by identity of a tensor: what it shares with its views
-        self._num_names: Counter[object] = Counter()
-        self._made_memory: set[int] = set()  # of constants that were made while recording
-        self._read_memory: set[int] = set()  # of constants that the graph reads
+        self._num_views: Counter[object] = Counter()
         self._shapes = Shapes()
         self._paths = {id(module): path for path, module in model.named_modules()}
-        self._stack: list[tuple[str, str]] = [("", "")]
+        self._modules: list[tuple[str, str]] = [("", "")]  # those that run now, innermost last: path, name of the call
         self._num_calls: Counter[str] = Counter()
 
     def refuse(self, func: Any) -> None:
-        """Give up, for something that reads or writes values without an operation."""
-        self._refusals.append(f"{func.__name__} is no operation")
-        self._reads_values |= func is not Tensor.__index__  # which is also asked for to tell what an argument is
-        raise NotFollowed(self._refusals[-1])
-
-    # ------------------------------------------------------------------------------------------------------- the modules
+        """Stop because of a function that reads or writes values without an operation."""
+        # An index is also asked for just to find out what an argument is.
+        kind = NotRecordable if func is Tensor.__index__ else ReadsValues
+        self._refusals.append(kind(f"{func.__name__} reads or replaces values of a tensor"))
+        raise self._refusals[-1]
 
     @contextlib.contextmanager
-    def noting_modules(self) -> Iterator[None]:
-        """Within it every operation is noted with the module that calls it."""
+    def tracking_modules(self) -> Iterator[None]:
+        """Label every operation with the module that calls it. The hooks are global, and ignore other threads."""
+        thread = threading.get_ident()
 
         def enter(module: nn.Module, _: Any) -> None:
-            path = self._paths.get(id(module), self._stack[-1][0])
-            self._num_calls[path] += 1
-            self._stack.append((path, f"{path}@{self._num_calls[path]}"))
+            if threading.get_ident() == thread:
+                path = self._paths.get(id(module), self._modules[-1][0])
+                self._num_calls[path] += 1
+                self._modules.append((path, f"{path}@{self._num_calls[path]}"))
 
         def leave(module: nn.Module, *_: Any) -> None:
-            self._stack.pop()
+            if threading.get_ident() == thread:
+                self._modules.pop()
 
         hooks = nn.modules.module
         handles = hooks.register_module_forward_pre_hook(enter), hooks.register_module_forward_hook(leave, always_call=True)
@@ -208,21 +193,24 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         was_busy, self.is_busy = self.is_busy, True
         try:
-            return self._call(func, args, kwargs or {})
+            return self._record(func, args, kwargs or {})
+        except NotRecordable as error:
+            kind = ReadsValues if func.overloadpacket in _READING_OPERATIONS else type(error)
+            self._refusals.append(kind(str(error)))
+            raise self._refusals[-1] from error
         except Exception as error:
-            self._refusals.append(str(error))
-            self._reads_values |= func.overloadpacket in _VALUES
+            self.bug = error
             raise
         finally:
             self.is_busy = was_busy
 
-    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
         operands = [leaf for leaf in iterate_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if not is_random(func) and not any(map(self.is_followed, operands)):
-            return self._compute(func, args, kwargs, operands)
-        if func.overloadpacket in _MAKERS and not args[0].is_meta:  # reads a shape, no values: what it makes is a constant
-            return self._own(func(make_empty(args[0], args[0].device), *args[1:], **kwargs))
-        if written(func):
+            return self._compute_constant(func, args, kwargs, operands)
+        if func.overloadpacket in _FACTORIES and not args[0].is_meta:  # reads a shape and no values, so it makes a constant
+            return self._constants.add(_run(func, (make_empty(args[0], args[0].device), *args[1:]), kwargs))
+        if written_arguments(func):
             return self._write(func, args, kwargs)
         nodes = map_leaves((args, kwargs), Tensor, self._find_node)
         metas, shared = self._shapes.compute(func, nodes)
@@ -241,112 +229,93 @@ class _Recorder(TorchDispatchMode):
 
     def is_followed(self, tensor: Any) -> bool:
         """Whether something is a parameter, a buffer of the state, an input, or a result."""
-        return id(tensor) in self._sources or isinstance(tensor, _Result)
+        return id(tensor) in self._sources or isinstance(tensor, _StandIn)
 
     def _add_node(self, func: Any, nodes: Any, metas: Any) -> Node:
         node = self.graph.create_node("call_function", func, *nodes)
-        node.meta = {"val": metas, "module": self._stack[-1]}
+        node.meta = {"val": metas, "module": self._modules[-1]}
         return node
 
     def _find_node(self, tensor: Tensor) -> Node:
-        """The node of a tensor; parameters, buffers, inputs and constants get theirs when they are first read."""
+        """The node of a tensor. Parameters, buffers, inputs and constants get theirs when they are first read."""
         if id(tensor) not in self._nodes:
             if id(tensor) in self._sources:
                 _, kind, name = self._sources[id(tensor)]
             else:
-                self._check_origin(tensor)
+                self._constants.read(tensor)
                 kind = InputKind.CONSTANT_TENSOR
-                name = self._constants.get(id(tensor), f"made for {self._stack[-1][0] or 'the model'}")
-                self._read_memory.add(memory_id(tensor))
+                name = self._constant_names.get(id(tensor), f"made for {self._modules[-1][0] or 'the model'}")
             node = self.graph.create_node("placeholder", name)
             node.meta = {"val": self._shapes.of(tensor)}
-            self.inputs[node.name] = (kind, name)
+            self._inputs[node.name] = (kind, name)
             if kind not in (InputKind.PARAMETER, InputKind.BUFFER):
-                self.given[node.name] = tensor
+                self._given[node.name] = tensor
             self._nodes[id(tensor)] = node
             self._memory[id(tensor)] = memory_id(tensor)
-            self._num_names[self._memory[id(tensor)]] += 1
+            self._num_views[self._memory[id(tensor)]] += 1
         return self._nodes[id(tensor)]
 
-    def _add_result(self, node: Node, device: torch.device, operands: list[Tensor], place: int | None) -> Tensor:
-        result = _Result(node.meta["val"], device)
+    def _add_result(self, node: Node, device: torch.device, operands: list[Tensor], shared: int | None) -> Tensor:
+        result = _StandIn(node.meta["val"], device)
         self._alive.append(result)
         self._nodes[id(result)] = node
-        self._memory[id(result)] = object() if place is None else self._memory[id(operands[place])]
-        self._num_names[self._memory[id(result)]] += 2 if node.target in OTHER_STRIDES else 1
+        self._memory[id(result)] = object() if shared is None else self._memory[id(operands[shared])]
+        self._num_views[self._memory[id(result)]] += 2 if node.target in UNKNOWN_STRIDES else 1
         return result
 
     def _write(self, func: Any, args: Any, kwargs: Any) -> Tensor:
-        """What is written must be a result that has one name only: then the name stands for the new value from now on."""
-        target, pure = args[0] if args else None, without_writing(func)
-        if written(func) != (0,) or pure is None or not isinstance(target, _Result):
-            raise NotFollowed(f"{func} writes what is not its own")
+        """Record the functional variant. The target must be a result without other views; its node is the new value's."""
+        target, variant = args[0] if args else None, functional_variant(func)
+        if written_arguments(func) != (0,) or variant is None or not isinstance(target, _StandIn):
+            raise NotRecordable(f"{func} writes a tensor that is not the result of an operation")
         writes_nothing = func is torch.ops.aten.dropout_.default and not args[2]
-        if self._num_names[self._memory[id(target)]] > 1 and not writes_nothing:
-            raise NotFollowed(f"{func} may be seen through another name")
+        if self._num_views[self._memory[id(target)]] > 1 and not writes_nothing:
+            raise NotRecordable(f"{func} writes a tensor that has other views")
         nodes = map_leaves((args, kwargs), Tensor, self._find_node)
-        before, (after, _) = self._nodes[id(target)].meta["val"], self._shapes.compute(pure, nodes)
+        before, (after, _) = self._nodes[id(target)].meta["val"], self._shapes.compute(variant, nodes)
         if (before.shape, before.dtype) != (after.shape, after.dtype):
-            raise NotFollowed(f"{func} casts what it writes")
-        self._nodes[id(target)] = self._add_node(pure, nodes, before)
+            raise NotRecordable(f"{func} casts what it writes")
+        self._nodes[id(target)] = self._add_node(variant, nodes, before)
         return target
 
-    # ----------------------------------------------------------------------------------------------------- the constants
-
-    def _compute(self, func: Any, args: Any, kwargs: Any, operands: list[Tensor]) -> Any:
-        if func is torch.ops.aten.lift_fresh.default:  # of numbers, whose array may be somebody's
-            return self._own(args[0].clone())
+    def _compute_constant(self, func: Any, args: Any, kwargs: Any, operands: list[Tensor]) -> Any:
+        if func is torch.ops.aten.lift_fresh.default:  # made from Python numbers or an array, which may be written later
+            return self._constants.add(args[0].clone())
         for operand in operands:
-            self._check_origin(operand)
-        if places := written(func):
-            targets = iterate_leaves(([args[i] for i in places if i < len(args)], kwargs))
-            memory = {memory_id(leaf) for leaf in targets if isinstance(leaf, Tensor)}
-            if not memory <= self._made_memory - self._read_memory:
-                raise NotFollowed(f"{func} writes what was there before, or was read")
-        return self._own(func(*args, **kwargs), operands)
+            self._constants.check(operand)
+        self._constants.check_write(func, args, kwargs)
+        return self._constants.add(_run(func, args, kwargs), operands)
 
-    def _own(self, result: Any, operands: Iterable[Tensor] = ()) -> Any:
-        """Note what was made, unless it is a view of an operand."""
-        there = {memory_id(operand) for operand in operands}
-        for leaf in iterate_leaves(result):
-            if isinstance(leaf, Tensor) and memory_id(leaf) not in there:
-                self._made_memory.add(memory_id(leaf))
-                self._alive.append(leaf)
-        return result
-
-    def _check_origin(self, tensor: Tensor) -> None:
-        """A constant is made while recording, or an attribute; what else there is may come from parameters, unseen."""
-        memory = memory_id(tensor)
-        if memory in self._made_memory:
-            return
-        if type(tensor) not in _PLAIN or tensor.requires_grad:
-            raise NotFollowed(f"a tensor of type {type(tensor).__name__} that is not of the model")
-        if memory in self._source_memory:
-            raise NotFollowed("a parameter, a buffer or an input, seen as another tensor")
-        if memory not in self._attribute_memory:
-            raise NotFollowed("a tensor of unknown origin")
-
-    @functools.cached_property
-    def _attribute_memory(self) -> set[int]:
-        return {memory_id(tensor) for tensor in self._belongings.tensors}
-
-    # ------------------------------------------------------------------------------------------------------------ the end
-
-    def finish(self, result: Any) -> Program:
-        """The program; all that the call returned is its output."""
+    def finish(self, result: Any, training: bool) -> Program:
+        """The program. Its outputs are all tensors that the call returned."""
         leaves = tree_leaves(result)
+        if self.bug is not None:
+            raise self.bug
         if self._refusals:
-            raise (Caught if self._reads_values else NotFollowed)(self._refusals[0])
-        if not all(isinstance(leaf, (Tensor, int, float, str, type(None))) for leaf in leaves):
-            raise NotFollowed("the model returns something else than tensors")
+            raise (SwallowedError if any(isinstance(r, ReadsValues) for r in self._refusals) else NotRecordable)(
+                str(self._refusals[0])
+            )
+        for leaf in leaves:
+            if not isinstance(leaf, (Tensor, int, float, str, type(None))):
+                raise NotRecordable(f"it returns a {type(leaf).__name__}, which is no tensor")
         self.graph.output(tuple(self._find_node(leaf) for leaf in leaves if isinstance(leaf, Tensor)))
-        return Program(self.graph, self.inputs, self.given)
+        return Program(self.graph, self._inputs, self._given, FrontEnd("recording"), training)
+
+
+def _run(func: Any, args: Any, kwargs: Any) -> Any:
+    try:
+        return func(*args, **kwargs)
+    except Exception as error:
+        raise ModuleFails(f"{func} failed: {describe_error(error)}") from error
 
 
 def _name_sources(model: nn.Module, call: Call) -> dict[int, tuple[Tensor, InputKind, str]]:
-    """By identity of the tensors: parameters, buffers of the state and inputs, which are kept alive by it."""
+    """Parameters, buffers of the state and inputs by their identities. The dict keeps them alive."""
     found: dict[int, tuple[Tensor, InputKind, str]] = {}
-    arguments = inspect.signature(model.forward).bind(*call.args, **call.kwargs).arguments
+    try:
+        arguments = inspect.signature(model.forward).bind(*call.args, **call.kwargs).arguments
+    except (TypeError, ValueError) as error:
+        raise ModuleFails(f"its forward does not take them: {error}") from error
     for argument, value in arguments.items():
         leaves = tree_leaves(value)
         for number, leaf in enumerate(leaves):
@@ -358,16 +327,18 @@ def _name_sources(model: nn.Module, call: Call) -> dict[int, tuple[Tensor, Input
         if isinstance(value, Tensor):
             kind = InputKind.PARAMETER if key in parameters else InputKind.BUFFER
             if found.setdefault(id(value), (value, kind, key))[1] == InputKind.USER_INPUT:
-                raise NotFollowed(f"{key} is given as an input")
-    if any(type(tensor) not in _PLAIN for tensor, _, _ in found.values()):
-        raise NotFollowed("tensors of other types")
-    if any(id(value) not in found for value in parameters.values()):
-        raise NotFollowed("a parameter that is not in the state")
+                raise NotRecordable(f"{key} is given as an input")
+    for tensor, _, name in found.values():
+        if type(tensor) not in PLAIN:
+            raise NotRecordable(f"{name} is a tensor of type {type(tensor).__name__}")
+    for name, value in parameters.items():
+        if id(value) not in found:
+            raise NotRecordable(f"the parameter {name} is not in the state dict")
     return found
 
 
 def _find_device(func: Any, args: Any, kwargs: Any, operands: list[Tensor]) -> torch.device:
-    """Where a result is: where it is asked to be, or where the operands are; a number may be elsewhere."""
+    """The device of a result: an argument, or the device of the operands. Scalars may be on another device."""
     asked = next((leaf for leaf in iterate_leaves((args, kwargs)) if isinstance(leaf, torch.device)), None)
     if asked is not None:
         return asked

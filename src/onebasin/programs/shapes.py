@@ -1,4 +1,4 @@
-"""What an operation returns, without computing it: shapes, strides, types, and whose memory a result shares or writes."""
+"""What an operation returns, without computing it: shapes, strides, types, and whose memory it shares or writes."""
 
 from __future__ import annotations
 
@@ -10,34 +10,38 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from onebasin.programs.failures import ModuleFails, NotRecordable, describe_error
 from onebasin.torch_internals import find_schema, memory_id, overload_name
 
 _META = torch.device("meta")
 
 
 class Shapes:
-    """Answers once for all calls with operands of the same shapes, since layers repeat."""
+    """Remembers results by the shapes of the operands, because layers repeat."""
 
     def __init__(self) -> None:
         self._metas: dict[Any, Tensor] = {}
         self._returned: dict[Any, tuple[Any, list[int | None]]] = {}
 
     def of(self, tensor: Tensor) -> Tensor:
-        """One tensor without memory for all of the same shape, strides and type."""
+        """A tensor without memory that stands for all tensors of this shape, these strides and this type."""
         key = (tensor.size(), tensor.stride(), tensor.dtype)
         if key not in self._metas:
             self._metas[key] = make_empty(tensor)
         return self._metas[key]
 
     def compute(self, func: Any, nodes: Any) -> tuple[Any, list[int | None]]:
-        """What an operation returns, a tensor or a sequence of those, and for each the operand whose memory it shares.
+        """Infer what an operation returns, and whose memory that shares.
 
         Args:
             func: an operation.
             nodes: its arguments and keyword arguments; the nodes among them have their shapes in ``meta["val"]``.
 
+        Returns:
+            A tensor without memory or a sequence of those, and for each the number of the operand whose memory it shares.
+
         Raises:
-            TypeError: if it returns something else.
+            NotRecordable: if the operation fails on these shapes, or returns something else than tensors.
         """
         key = (func, _freeze(nodes))
         if key not in self._returned:
@@ -48,23 +52,34 @@ class Shapes:
                     return _META
                 if isinstance(value, torch.Generator):
                     return None
-                operands.append(make_empty(value.meta["val"]))  # memory of its own, so that views can be told
+                operands.append(make_empty(value.meta["val"]))  # memory of its own, so that views can be recognised
                 return operands[-1]
 
             args, kwargs = map_leaves(nodes, (Node, torch.device, torch.Generator), convert)
-            found = _foresee(func, *args) if args and not kwargs else None
-            found = func(*args, **kwargs) if found is None else found
+            found = _infer_common(func, *args) if args and not kwargs else None
+            if found is None:
+                found = _run_without_values(func, args, kwargs)
             results = [found] if isinstance(found, Tensor) else found
             if not isinstance(results, (list, tuple)) or not all(r is None or isinstance(r, Tensor) for r in results):
-                raise TypeError(f"{func} returns something else than tensors")
+                raise NotRecordable(f"{func} returns something else than tensors")
             owners = {memory_id(operand): place for place, operand in reversed(list(enumerate(operands)))}
             shared = [None if r is None else owners.get(memory_id(r)) for r in results]
             self._returned[key] = map_leaves(found, Tensor, self.of), shared
         return self._returned[key]
 
 
+def _run_without_values(func: Any, args: Any, kwargs: Any) -> Any:
+    try:
+        return func(*args, **kwargs)
+    except Exception as error:
+        # Some operations need values to infer a shape; then it is not the module's fault.
+        needs_values = isinstance(error, NotImplementedError) or "meta" in str(error).lower()
+        kind = NotRecordable if needs_values else ModuleFails
+        raise kind(f"{func} failed: {describe_error(error)}") from error
+
+
 def map_leaves(value: Any, kinds: Any, function: Callable[[Any], Any]) -> Any:
-    """Lists, tuples and dicts with everything of these kinds in them replaced."""
+    """Replace everything of these kinds inside of lists, tuples and dicts."""
     if isinstance(value, kinds):
         return function(value)
     if isinstance(value, (list, tuple)):
@@ -76,7 +91,7 @@ def map_leaves(value: Any, kinds: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def iterate_leaves(value: Any) -> Iterator[Any]:
-    """What is in lists, tuples and dicts, in order."""
+    """Yield what lists, tuples and dicts hold, in order."""
     if isinstance(value, (list, tuple)):
         for entry in value:
             yield from iterate_leaves(entry)
@@ -87,7 +102,7 @@ def iterate_leaves(value: Any) -> Iterator[Any]:
 
 
 def _freeze(value: Any) -> Any:
-    """A key that two values share only if they are the same to an operation; 1 and 1.0 are not."""
+    """A key that two values share only if an operation treats them alike; 1 and 1.0 have different keys."""
     if isinstance(value, Node):
         return id(value.meta["val"])
     if isinstance(value, (list, tuple)):
@@ -98,16 +113,19 @@ def _freeze(value: Any) -> Any:
 
 
 def make_empty(like: Tensor, device: torch.device = _META) -> Tensor:
-    """A tensor of the same shape, strides and type; without memory, unless a device is named."""
+    """A tensor of the same shape, strides and type, without values; on the meta device also without memory."""
     return torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device=device)
 
 
-_ALIKE = {getattr(torch.ops.aten, name).default for name in ("relu", "gelu", "silu", "tanh", "sigmoid")}
+_SHAPE_PRESERVING = {getattr(torch.ops.aten, name).default for name in ("relu", "gelu", "silu", "tanh", "sigmoid")}
 
 
-def _foresee(func: Any, inputs: Any, *others: Any) -> Tensor | None:
-    """What the commonest operations return, which take a millisecond to say so themselves; None where that is not plain."""
-    if func in _ALIKE and inputs.is_floating_point() and _is_dense(inputs):
+def _infer_common(func: Any, inputs: Any, *others: Any) -> Tensor | None:
+    """Results of the most common operations; None for other operations and unusual operands.
+
+    PyTorch takes up to a millisecond to infer these itself.
+    """
+    if func in _SHAPE_PRESERVING and inputs.is_floating_point() and _is_dense(inputs):
         return make_empty(inputs)
     if func is torch.ops.aten.linear.default:
         weight, *bias = others
@@ -124,41 +142,41 @@ def _foresee(func: Any, inputs: Any, *others: Any) -> Tensor | None:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether a result has the strides of its operand for sure: without gaps or repetition."""
+    """Whether a tensor has neither gaps nor repetition, so that a result has the strides of its operand."""
     return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
 
 
-@functools.cache
-def is_random(func: Any) -> bool:
-    """Whether an operation draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+def bind_arguments(node: Node) -> dict[str, Any]:
+    """The arguments of an operation by the names of its schema, defaults filled in."""
+    arguments = find_schema(node.target).arguments
+    given = dict(zip((argument.name for argument in arguments), node.args, strict=False)) | dict(node.kwargs)
+    return {a.name: given.get(a.name, a.default_value if a.has_default_value() else None) for a in arguments}
 
 
 @functools.cache
-def written(func: Any) -> tuple[int, ...]:
-    """Which arguments of an operation are written."""
+def written_arguments(func: Any) -> tuple[int, ...]:
+    """Positions of the arguments that an operation writes."""
     arguments = find_schema(func).arguments if find_schema(func).is_mutable else ()
     return tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
 
 
 @functools.cache
-def without_writing(func: Any) -> Any:
-    """The operation that returns what this one writes: relu for relu_. None if there is none."""
+def functional_variant(func: Any) -> Any:
+    """The operation that returns what this one writes, such as relu for relu_; None if there is none."""
     name = find_schema(func).name.removeprefix("aten::")
     packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
-    pure = getattr(packet, overload_name(func), None)
-    if pure is None or _argument_names(pure)[1:] != _argument_names(func)[1:]:
-        return None
-    return pure
+    variant = getattr(packet, overload_name(func), None)
+    return variant if variant is not None and _argument_names(variant)[1:] == _argument_names(func)[1:] else None
 
 
 def _argument_names(operation: Any) -> list[str]:
     return [argument.name for argument in find_schema(operation).arguments]
 
 
-# The kernels of this one return other strides than it does without values: contiguous() on it may copy, or may not.
-OTHER_STRIDES = {torch.ops.aten.scaled_dot_product_attention.default}
-# And whether these return a view depends on strides.
+UNKNOWN_STRIDES = {torch.ops.aten.scaled_dot_product_attention.default}
+"""Operations whose kernels return other strides than they do without values: contiguous() of the result may be a copy."""
+
 MAY_SHARE = {getattr(torch.ops.aten, name).default for name in ("reshape", "reshape_as", "ravel", "contiguous")} | {
     torch.ops.aten.flatten.using_ints
 }
+"""Operations that return a view or a copy, depending on strides."""

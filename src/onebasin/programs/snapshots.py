@@ -1,4 +1,4 @@
-"""What the modules of a model hold, so that a run of it can be undone."""
+"""What the modules of a model hold, so that a run of the model can be undone."""
 
 from __future__ import annotations
 
@@ -14,55 +14,54 @@ from torch import Tensor, nn
 _CONTAINERS = {dict, OrderedDict, defaultdict, list, set, deque}
 
 
-class Belongings:
+class ModuleSnapshot:
     """The attributes of all modules, with the lists, dicts and sets among them and within them.
 
     Args:
         model: the module.
-        inputs: what it is called with; of the tensors among them it is noted whether they require a gradient.
+        inputs: what it is called with. The snapshot includes whether the tensors among them require a gradient.
+
+    Attributes:
+        tensors: every tensor that the modules hold.
     """
 
     def __init__(self, model: nn.Module, inputs: Iterable[Any] = ()):
         self.tensors: list[Tensor] = []
         self._contents: dict[int, tuple[Any, Any]] = {}  # by identity of a container: itself, and a copy
-        self._note([vars(module) for module in model.modules()])
-        self._known = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        self._add([vars(module) for module in model.modules()])
+        self._state = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         leaves = [*model.parameters(), *(t for t in inputs if isinstance(t, Tensor) and t.is_leaf)]
-        self._flags = [(leaf, leaf.requires_grad, leaf.grad) for leaf in leaves]
+        self._gradients = [(leaf, leaf.requires_grad, leaf.grad) for leaf in leaves]
 
-    def _note(self, entries: Iterable[Any]) -> None:
+    def _add(self, entries: Iterable[Any]) -> None:
         for entry in entries:
             kind = type(entry)
             if kind in _CONTAINERS:
                 if id(entry) not in self._contents:
                     self._contents[id(entry)] = (entry, entry.copy())
                     if entry:
-                        self._note(entry.values() if isinstance(entry, dict) else entry)
+                        self._add(entry.values() if isinstance(entry, dict) else entry)
             elif kind is tuple:
-                self._note(entry)
+                self._add(entry)
             elif isinstance(entry, Tensor):
                 self.tensors.append(entry)
 
-    @contextlib.contextmanager
-    def restored(self) -> Iterator[None]:
-        """Whatever the modules set, or put somewhere, while they run (caches, activations) is as before afterwards."""
-        try:
-            yield
-        finally:
-            for container, content in self._contents.values():
-                if (container or content) and not _is_same(container, content):
-                    container.clear()
-                    (container.extend if isinstance(container, (list, deque)) else container.update)(content)
-            for leaf, requires_grad, gradient in self._flags:
-                if leaf.requires_grad != requires_grad:
-                    leaf.requires_grad_(requires_grad)
-                if leaf.grad is not gradient:
-                    leaf.grad = gradient
+    def restore(self) -> None:
+        """Undo whatever the modules set or stored since (modes, caches, activations). Values of tensors are not undone."""
+        for container, content in self._contents.values():
+            if (container or content) and not _is_same(container, content):
+                container.clear()
+                (container.extend if isinstance(container, (list, deque)) else container.update)(content)
+        for leaf, requires_grad, gradient in self._gradients:
+            if leaf.requires_grad != requires_grad:
+                leaf.requires_grad_(requires_grad)
+            if leaf.grad is not gradient:
+                leaf.grad = gradient
 
     @contextlib.contextmanager
-    def rewritten(self) -> Iterator[None]:
-        """Whatever is written into tensors that are neither parameters nor buffers is undone afterwards."""
-        before = [(tensor, tensor.detach().clone()) for tensor in self.tensors if id(tensor) not in self._known]
+    def restoring_values(self) -> Iterator[None]:
+        """Afterwards, undo what was written into tensors that are neither parameters nor buffers."""
+        before = [(tensor, tensor.detach().clone()) for tensor in self.tensors if id(tensor) not in self._state]
         try:
             yield
         finally:
@@ -73,7 +72,7 @@ class Belongings:
 
 
 def _is_same(container: Any, content: Any) -> bool:
-    """Whether the same objects are in it, in the same order; equal is not enough, and of tensors not to be asked."""
+    """Whether a container holds the same objects in the same order. Equal objects do not count: tensors cannot be asked."""
     if len(container) != len(content) or not all(map(operator.is_, container, content)):
         return False
     return not isinstance(container, dict) or all(map(operator.is_, container.values(), content.values()))

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 
+from onebasin.programs.calls import Call, read_calls
 from onebasin.programs.frontends import read_program
-from onebasin.programs.graph import Call, Program, evaluation_mode, read_calls
+from onebasin.programs.graph import Program
+from onebasin.programs.isolation import evaluation_mode
 from onebasin.programs.precision import Float64, compute_in_float64, promote
 from onebasin.symmetries.permutation import Permutation
 from onebasin.symmetries.structure import Symmetry

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from onebasin.programs.frontends import read_program
-from onebasin.programs.graph import Call, Program, read_calls
+from onebasin.programs.calls import Call, read_calls
+from onebasin.programs.frontends import read_program, read_training_programs
+from onebasin.programs.graph import Program
 from onebasin.symmetries.structure import Symmetry
 from onebasin.symmetries.verification import verify_programs
 from onebasin.tensors.states import find_ties, read_state
-from onebasin.tracing.naming import build
-from onebasin.tracing.rules import RULES, STATISTICS, pointwise
-from onebasin.tracing.walk import Trace, Walker
+from onebasin.tracing.axes.terms import forget_normal_forms
+from onebasin.tracing.conversion import find_unreached, to_symmetry
+from onebasin.tracing.trace import Trace
+from onebasin.tracing.walk import walk
 
 
 def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True) -> Symmetry:
@@ -41,20 +44,21 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True) -> Symm
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
     calls = read_calls(example_inputs)
     state = {key: value for key, value in read_state(model).items() if isinstance(value, Tensor)}
-    result, programs = trace_calls(model, calls, confirm=verify)
+    result, programs = trace_calls(model, calls, check=verify)
     if verify and not any(value.is_meta for value in state.values()):
         verify_programs(result, programs, state)
     return result
 
 
-def trace_calls(model: nn.Module, calls: Sequence[Call], confirm: bool = True) -> tuple[Symmetry, list[Program]]:
-    """The symmetry of a model under these calls, not verified, and the operations it was found from."""
+def trace_calls(model: nn.Module, calls: Sequence[Call], check: bool = True) -> tuple[Symmetry, list[Program]]:
+    """The symmetry of a model under these calls, not verified, and the programs it was found from."""
     ties = find_ties(model)
     aliases = {key: keys[0] for keys in ties for key in keys}
-    programs = [read_program(model, call, confirm) for call in calls]
+    programs = [read_program(model, call, check) for call in calls]
     trace = Trace()
-    walker = Walker(trace, RULES, pointwise, aliases, STATISTICS)
     for program in programs:
-        walker.run(program)
+        walk(program, trace, aliases)
     state = {key: value for key, value in read_state(model).items() if isinstance(value, Tensor)}
-    return build(trace, model, state, ties), programs
+    result = to_symmetry(trace, model, state, ties)
+    forget_normal_forms()
+    return result, programs

@@ -1,9 +1,9 @@
-"""One walk over a graph: every operation's rule constrains the axes of the tensors it touches."""
+"""One walk over a program: every operation's rule constrains the axes of the tensors it touches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,114 +13,74 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from onebasin.programs.graph import Program
+from onebasin.programs.noise import draws_numbers
+from onebasin.programs.shapes import bind_arguments
 from onebasin.symmetries.structure import Pin
 from onebasin.torch_internals import find_schema
 from onebasin.tracing.axes import unification
 from onebasin.tracing.axes.scopes import enforce
-from onebasin.tracing.axes.terms import ONE, Atom, Axes, Same, Unknown, leaves
+from onebasin.tracing.axes.terms import ONE, Atom, Axes, AxisTerm, Uniform, leaves
+from onebasin.tracing.rules import RULES, STATISTICS, pointwise
+from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, operation_name
 
-Rule = Callable[["Trace", dict[str, Any]], Any]
-"""Takes the arguments by schema name, tensors as `Axes`; returns the axes of the result, or a list of those."""
-
-
-class Trace:
-    """What is known so far: the axes of every parameter, and what the operations asked for."""
-
-    def __init__(self) -> None:
-        self.state: dict[str, Axes] = {}
-        self.reached: set[str] = set()
-        self.scopes: list[Axes] = []
-        self.units: dict[tuple[str, ...], Unknown] = {}
-        self.outputs: list[Unknown] = []
-        self.modules: list[tuple[str, int, Axes, bool]] = []
-        self.why = Pin("model input")
-
-    def pin(self, *axes: Unknown, reason: str = "") -> None:
-        """Forbid axes to move, because of the current operation."""
-        why = Pin(reason or self.why.reason, self.why.operation, self.why.module)
-        for axis in axes:
-            unification.pin(axis, why)
-
-    def pinned(self, size: int, reason: str) -> Unknown:
-        """A new axis that cannot move."""
-        return unification.pinned(size, Pin(reason, self.why.operation, self.why.module))
-
-    def join(self, *axes: Unknown) -> Unknown:
-        """Make axes equal; those of size one are broadcast and do not count. Returns the result."""
-        wide = [a for a in axes if a.size != 1]
-        result = wide[0] if wide else ONE
-        for other in wide[1:]:
-            result = unification.join(result, other, self.why)
-        return result
-
-    def join_axes(self, *tensors: Sequence[Unknown]) -> Axes:
-        """Make tensors of one shape equal, axis by axis, parents before children."""
-        result = list(tensors[0])
-        for other in tensors[1:]:
-            result = unification.join_all(zip(result, other, strict=True), self.why)
-        return tuple(result)
-
-    def split(self, axis: Unknown, inner: int) -> tuple[Unknown, Unknown]:
-        """An axis as a product (outer, inner); pinned where its structure does not allow that."""
-        halves = unification.split(axis, inner)
-        if halves is not None:
-            return halves
-        self.pin(axis, reason="reshaped across its structure")
-        return self.pinned(axis.size // inner, "reshaped across its structure"), self.pinned(
-            inner, "reshaped across its structure"
-        )
-
-    def scope(self, *axes: Unknown) -> None:
-        """Say that these axes line up in one operation, and nothing else does."""
-        wide = tuple(a for a in axes if a.size != 1)
-        self.scopes.append(wide)
-        enforce(wide)
+WEIGHT_OPERATIONS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum"}
+"""Operations whose output channels follow from their operands. Rules of other operations add theirs to `Trace.units`."""
 
 
-@dataclass(frozen=True)
-class Walker:
-    """Runs the rules over programs."""
+def walk(program: Program, trace: Trace, aliases: Mapping[str, str], rules: Mapping[str, Rule] = RULES) -> None:
+    """Apply the rules to the operations of a program, in order.
 
+    Args:
+        program: what one call does.
+        trace: is extended by what the operations require.
+        aliases: for tied state keys, the first of them.
+        rules: by the names of operations.
+    """
+    _Walk(program, trace, aliases, rules).run()
+
+
+@dataclass
+class _Walk:
+    program: Program
     trace: Trace
-    rules: dict[str, Rule]
-    pointwise: Rule
-    aliases: dict[str, str]
-    statistics: set[str]
+    aliases: Mapping[str, str]
+    rules: Mapping[str, Rule]
+    values: dict[Node, Any] = field(default_factory=dict)  # axes of a tensor, a list of those, or any other argument
+    weights: set[Node] = field(default_factory=set)  # parameters, and what is computed from parameters alone
 
-    def run(self, program: Program) -> None:
-        """Walk one program, in order."""
-        values: dict[Node, Any] = {}
-        static: set[Node] = set()
-        calls = _ModuleCalls(self.trace)
-        for node in program.graph.nodes:
-            self.trace.why = Pin("", _operation(node), _module(node)[0])
+    def run(self) -> None:
+        results = _ModuleResults()
+        for node in self.program.graph.nodes:
+            self.trace.enter(operation_name(node), _module_call(node)[0])
             if node.op == "placeholder":
-                values[node] = self._placeholder(program, node)
-                if program.inputs[node.name][0] == InputKind.PARAMETER:
-                    static.add(node)
+                self.values[node] = self._read_placeholder(node)
+                if self.program.inputs[node.name][0] == InputKind.PARAMETER:
+                    self.weights.add(node)
             elif node.op == "call_function":
-                values[node] = self._call(node, values)
-                operands = [n for n in node.all_input_nodes if n in values]
-                if operands and all(n in static for n in operands):
-                    static.add(node)
+                self.values[node] = self._call(node)
+                operands = [n for n in node.all_input_nodes if n in self.values]
+                if operands and all(n in self.weights for n in operands):
+                    self.weights.add(node)
                 else:
-                    self._count_units(node, operands, static, values)
-                calls.saw(node, values[node])
+                    self._count_units(node, operands)
+                results.add(node, self.values[node])
             elif node.op == "output":
-                self._output(node, values)
+                self._pin_outputs(node)
             else:
-                values[node] = None
-        calls.finish()
+                self.values[node] = None
+        if not self.program.training:  # activations are compared in eval mode
+            results.finish()
+            self.trace.modules += results.found
 
-    def _placeholder(self, program: Program, node: Node) -> Any:
-        kind, name = program.inputs[node.name]
+    def _read_placeholder(self, node: Node) -> Any:
+        kind, name = self.program.inputs[node.name]
         value = node.meta.get("val")
         if not isinstance(value, Tensor):
             return value
-        shape = tuple(int(n) for n in value.shape)
+        shape = tuple(map(int, value.shape))
         if kind == InputKind.USER_INPUT:
             return tuple(unification.pinned(n, Pin("model input", name)) for n in shape)
-        if kind == InputKind.PARAMETER or (kind == InputKind.BUFFER and _is_statistic(node, self.statistics)):
+        if kind == InputKind.PARAMETER or (kind == InputKind.BUFFER and _is_statistic(node)):
             key = self.aliases.get(name, name)
             if node.users:
                 self.trace.reached.add(key)
@@ -132,162 +92,122 @@ class Walker:
             axes = tuple(unification.pinned(n, Pin("a buffer that is no norm's statistic", name)) for n in shape)
             self.trace.state.setdefault(self.aliases.get(name, name), axes)
             return axes
-        return self._constant(program.given.get(node.name), shape, name)
+        return _read_constant(self.program.given.get(node.name), shape, name)
 
-    def _constant(self, value: Any, shape: tuple[int, ...], name: str) -> Axes:
-        def axis(number: int, size: int) -> Unknown:
-            if size == 1:
-                return ONE
-            return Same(size) if _is_constant_along(value, number) else unification.pinned(size, varies)
-
-        varies = Pin("a constant that varies", name)
-        return tuple(axis(number, size) for number, size in enumerate(shape))
-
-    def _call(self, node: Node, values: dict[Node, Any]) -> Any:
-        if _operation(node) == "getitem":
-            return values[node.args[0]][node.args[1]]  # type: ignore[index]
+    def _call(self, node: Node) -> Any:
+        if operation_name(node) == "getitem":
+            return self.values[node.args[0]][node.args[1]]  # type: ignore[index]
         if not getattr(find_schema(node.target), "returns", True):
             return None  # a check at run time
         rule = self._find_rule(node)
-        shapes = _shapes(node)
-        result = None
-        if rule is not None:
-            try:
-                result = rule(self.trace, _arguments(node, values))
-            except (ValueError, TypeError, KeyError, IndexError) as error:
-                result = None
-                self.trace.why = Pin(f"the rule does not cover this use: {error}", *self._where())
-        if result is None or not _fits(result, shapes):
-            result = self._refuse(node, values, shapes)
+        try:
+            if rule is None:
+                raise NotCovered("no rule for this operation")
+            result = rule(self.trace, self._bind(node))
+        except NotCovered as error:
+            result = self._pin_all(node, str(error) if rule is None else f"the rule does not cover this use: {error}")
+        assert _sizes(result) == _shapes(node), f"the rule of {node.target} returns {_sizes(result)}, not {_shapes(node)}"
         for axes in _tensors(result):
             self.trace.scope(*axes)
-        for argument in _tensors([values[n] for n in node.all_input_nodes if n in values]):
-            enforce(tuple(a for a in argument if a.size != 1))
+        for axes in self._operands(node):
+            enforce(tuple(axis for axis in axes if axis.size != 1))
         return result
 
-    def _where(self) -> tuple[str, str]:
-        return self.trace.why.operation, self.trace.why.module
-
     def _find_rule(self, node: Node) -> Rule | None:
-        name = _operation(node)
-        if name in self.rules:
-            return self.rules[name]
-        if name.endswith("_") and not name.endswith("__") and name[:-1] in self.rules:
-            return self.rules[name[:-1]]
-        tags = getattr(node.target, "tags", ())
-        if torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags:
-            return self.pointwise
-        return None
+        name = operation_name(node)
+        if name.endswith("_") and not name.endswith("__") and name not in self.rules:
+            name = name[:-1]
+        is_elementwise = torch.Tag.pointwise in getattr(node.target, "tags", ()) and not draws_numbers(node)
+        return self.rules.get(name, pointwise if is_elementwise else None)
 
-    def _refuse(self, node: Node, values: dict[Node, Any], shapes: Any) -> Any:
-        """No rule: pin all that the operation touches."""
-        reason = self.trace.why.reason or "no rule for this operation"
-        for axes in _tensors([values[n] for n in node.all_input_nodes if n in values]):
+    def _bind(self, node: Node) -> Arguments:
+        bound = map_arg(bind_arguments(node), self.values.__getitem__)
+        return Arguments({"input" if name == "self" else name: value for name, value in bound.items()}, node)
+
+    def _operands(self, node: Node) -> Iterable[Axes]:
+        return _tensors([self.values[n] for n in node.all_input_nodes if n in self.values])
+
+    def _pin_all(self, node: Node, reason: str) -> Any:
+        """Pin everything that an operation touches."""
+        for axes in self._operands(node):
             self.trace.pin(*axes, reason=reason)
 
-        def fresh(shape: Any) -> Any:
+        def make_pinned(shape: Any) -> Any:
             if isinstance(shape, list):
-                return [fresh(s) for s in shape]
+                return [make_pinned(s) for s in shape]
             return None if shape is None else tuple(self.trace.pinned(n, reason) for n in shape)
 
-        return fresh(shapes)
+        return make_pinned(_shapes(node))
 
-    def _output(self, node: Node, values: dict[Node, Any]) -> None:
-        self.trace.why = Pin("model output", "output")
-        for result in node.all_input_nodes:
-            for axes in _tensors(values[result]):
-                self.trace.outputs += axes
-                self.trace.pin(*axes, reason="model output")
+    def _pin_outputs(self, node: Node) -> None:
+        self.trace.enter("output", "")
+        for axes in self._operands(node):
+            self.trace.outputs += axes
+            self.trace.pin(*axes, reason="model output")
 
-    def _count_units(self, node: Node, operands: list[Node], static: set[Node], values: dict[Node, Any]) -> None:
-        """Note the output channels of an operation between an activation and weights."""
-        names = tuple(n.name for n in operands if n in static)
-        if not names or _operation(node) not in WEIGHT_OPERATIONS:
+    def _count_units(self, node: Node, operands: list[Node]) -> None:
+        """Add the output channels of an operation between an activation and weights to the trace."""
+        names = tuple(n.name for n in operands if n in self.weights)
+        if not names or operation_name(node) not in WEIGHT_OPERATIONS:
             return
-        weights = {a for n in operands if n in static for axes in _tensors(values[n]) for t in axes for a in leaves(t)}
-        inputs = {a for n in operands if n not in static for axes in _tensors(values[n]) for t in axes for a in leaves(t)}
-        for number, term in enumerate(values[node]):
+        weights, inputs = self._atoms(n for n in operands if n in self.weights), self._atoms(set(operands) - self.weights)
+        for number, term in enumerate(self.values[node]):
             found = set(leaves(term))
             if found and found <= weights and not found & inputs:
                 self.trace.units[(*names, str(number))] = term
 
+    def _atoms(self, nodes: Iterable[Node]) -> set[Atom]:
+        return {atom for n in nodes for axes in _tensors(self.values[n]) for term in axes for atom in leaves(term)}
 
-WEIGHT_OPERATIONS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum"}
-"""Operations whose output channels are told from their operands; rules of others note them in `Trace.units`."""
 
+class _ModuleResults:
+    """Collects the result of every call of a leaf module: the result of the last operation that ran inside it.
 
-class _ModuleCalls:
-    """Notes the result of every call of a leaf module: the last operation that ran inside it.
-
-    Where that operation has several results (a recurrent layer) the first is noted, with a mark.
+    If that operation has several results (a recurrent layer) the first one is collected, with a mark.
     """
 
-    def __init__(self, trace: Trace):
-        self.trace = trace
-        self.counts: dict[str, int] = {}
-        self.current: tuple[tuple[str, str], Any, bool] | None = None
+    def __init__(self) -> None:
+        self.found: list[tuple[str, int, Axes, bool]] = []
+        self._num_calls: dict[str, int] = {}
+        self._current: tuple[tuple[str, str], Any, bool] | None = None
 
-    def saw(self, node: Node, value: Any) -> None:
-        call = _module(node)
-        if self.current and self.current[0] != call:
+    def add(self, node: Node, value: Any) -> None:
+        call = _module_call(node)
+        if self._current and self._current[0] != call:
             self.finish()
         if isinstance(value, list):
-            self.current = (call, value[0], True)
-        elif _operation(node) != "getitem":
-            self.current = (call, value, False)
+            self._current = (call, value[0] if value else None, True)
+        elif operation_name(node) != "getitem":
+            self._current = (call, value, False)
 
     def finish(self) -> None:
-        if self.current:
-            (path, _), value, several = self.current
-            call = self.counts.get(path, 0)
-            self.counts[path] = call + 1
+        if self._current:
+            (path, _), value, is_first_of_several = self._current
+            call = self._num_calls.get(path, 0)
+            self._num_calls[path] = call + 1
             if isinstance(value, tuple):
-                self.trace.modules.append((path, call, value, several))
-        self.current = None
+                self.found.append((path, call, value, is_first_of_several))
+        self._current = None
 
 
-def _operation(node: Node) -> str:
-    schema = find_schema(node.target)
-    if schema is not None:
-        return schema.name.split("::")[-1]
-    return getattr(node.target, "__name__", str(node.target))
-
-
-def _module(node: Node) -> tuple[str, str]:
-    """The path of the module that called an operation, and which call of it that was."""
+def _module_call(node: Node) -> tuple[str, str]:
+    """The path of the module that called an operation, and a name for that call of the module."""
     return node.meta.get("module", ("", ""))
-
-
-def _arguments(node: Node, values: dict[Node, Any]) -> dict[str, Any]:
-    """The arguments by schema name, defaults filled in, `self` called `input`."""
-    schema = find_schema(node.target)
-    given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
-    bound = {}
-    for argument in schema.arguments:
-        value = given.get(argument.name, argument.default_value if argument.has_default_value() else None)
-        name = "input" if argument.name == "self" else argument.name
-        bound[name] = map_arg(value, lambda n: values[n])
-    bound["node"] = node
-    return bound
 
 
 def _shapes(node: Node) -> Any:
     def shape(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return tuple(int(n) for n in value.shape)
-        if isinstance(value, (list, tuple)):
-            return [shape(v) for v in value]
-        return None
+            return tuple(map(int, value.shape))
+        return [shape(v) for v in value] if isinstance(value, (list, tuple)) else None
 
     return shape(node.meta.get("val"))
 
 
-def _fits(result: Any, shapes: Any) -> bool:
-    if isinstance(shapes, list):
-        return isinstance(result, list) and all(_fits(r, s) for r, s in zip(result, shapes, strict=True))
-    if shapes is None or not isinstance(result, tuple):
-        return shapes is None and result is None
-    return tuple(axis.size for axis in result) == shapes
+def _sizes(result: Any) -> Any:
+    if isinstance(result, list):
+        return [_sizes(entry) for entry in result]
+    return tuple(axis.size for axis in result) if isinstance(result, tuple) else None
 
 
 def _tensors(value: Any) -> Iterable[Axes]:
@@ -298,19 +218,30 @@ def _tensors(value: Any) -> Iterable[Axes]:
             yield from _tensors(entry)
 
 
-def _is_statistic(node: Node, statistics: set[str]) -> bool:
+def _is_statistic(node: Node) -> bool:
     """Whether a buffer is read as the running mean or variance of a norm, and as nothing else."""
     for user in node.users:
-        if user.op != "call_function" or _operation(user) not in statistics:
+        if user.op != "call_function" or operation_name(user) not in STATISTICS:
             return False
-        schema = find_schema(user.target)
-        roles = dict(zip((a.name for a in schema.arguments), user.args, strict=False)) | dict(user.kwargs)
-        if any(value is node and name not in ("running_mean", "running_var") for name, value in roles.items()):
+        roles = {name for name, value in bind_arguments(user).items() if value is node}
+        if not roles <= {"running_mean", "running_var"}:
             return False
     return True
 
 
-def _is_constant_along(constant: Any, axis: int) -> bool:
+def _read_constant(value: Any, shape: tuple[int, ...], name: str) -> Axes:
+    """The axes of a constant: uniform where all entries along an axis are equal, pinned elsewhere."""
+    varies = Pin("a constant that varies", name)
+
+    def axis(number: int, size: int) -> AxisTerm:
+        if size == 1:
+            return ONE
+        return Uniform(size) if _is_uniform(value, number) else unification.pinned(size, varies)
+
+    return tuple(axis(number, size) for number, size in enumerate(shape))
+
+
+def _is_uniform(constant: Any, axis: int) -> bool:
     if not isinstance(constant, Tensor) or constant.is_meta or constant.numel() == 0:
         return False
     return bool((constant == constant.narrow(axis, 0, 1)).all())

@@ -19,7 +19,7 @@ from onebasin.landscape.batches import run_batches
 from onebasin.matching.methods.weight_matching import polish
 from onebasin.matching.problem import Found, Problem
 from onebasin.matching.scores import blocks, find_tips, products, reduce_to
-from onebasin.programs.graph import evaluation_mode
+from onebasin.programs.isolation import evaluation_mode
 from onebasin.relaxation.hardening import harden, plan_shape
 from onebasin.symmetries.structure import Site, Symmetry
 

@@ -1,75 +1,82 @@
-"""Axes whose structure is not known yet: unification with substitution.
+"""Axes whose structure is not known yet, found by unification with substitution.
 
 While a graph is walked every axis is a term over *atoms*. An atom is an unknown permutable extent. Later operations refine
 it: it is joined with another atom, bound to a product (``view`` splits 768 into 12 x 64) or to a sum (``chunk`` cuts 2304
 into three), or pinned. Every refinement only makes the symmetry smaller, so the order of operations does not matter for
 soundness.
 
-An atom may have *parents*: other atoms that stand beside it wherever it occurs, so that it is a family, one permutation for
-each element of the parent. Splitting an atom makes the inner part a child of the outer one. `None` stands for "not asked
-yet": an axis of a parameter may depend on any other axis of it until an operation says otherwise.
+An atom may have *parents*: other atoms that stand beside it wherever it occurs. Then it is a family, one permutation for
+each element of the parent. Splitting an atom makes the inner part a child of the outer one. The parents are None until some
+operation restricts them: an axis of a parameter may depend on any other axis of it until an operation says otherwise.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from onebasin.symmetries.layout import Product, Sum
 from onebasin.symmetries.structure import Pin
 
-_births = itertools.count()
+_numbers = itertools.count()
 
 
 class Atom:
-    """An unknown extent. `link` is what it turned out to be, `pin` why it cannot move.
+    """An unknown extent.
 
-    An atom that was cut may be split later so that its outer factor has one entry for each segment: that is its `coarse`
-    form, which tells the same segments apart.
+    Attributes:
+        size: number of entries.
+        parents: the atoms it depends on; None while nothing is known about them.
+        pin: why it cannot move, if it cannot.
+        link: the term it was found to be.
+        coarse: for an atom that was cut, the outer factor of a later split that has one entry per segment: it tells the
+            same segments apart.
+        number: atoms are numbered in the order in which they are made.
     """
 
-    __slots__ = ("birth", "coarse", "link", "parents", "pin", "size")
+    __slots__ = ("coarse", "link", "number", "parents", "pin", "size")
 
     def __init__(self, size: int, parents: frozenset[Atom] | None = None, pin: Pin | None = None):
         self.size = size
         self.parents = frozenset() if pin else parents
         self.pin = pin
-        self.link: Unknown | None = None
+        self.link: AxisTerm | None = None
         self.coarse: Atom | None = None
-        self.birth = next(_births)
+        self.number = next(_numbers)
 
     def __setattr__(self, name: str, value: object) -> None:
         if hasattr(self, name):
-            _normal_forms.clear()
+            _thread.normal_forms.clear()
         object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        return f"{'!' if self.pin else ''}a{self.birth}({self.size})"
+        return f"{'!' if self.pin else ''}a{self.number}({self.size})"
 
 
 @dataclass(frozen=True, eq=False)
-class Same:
+class Uniform:
     """An extent along which a tensor is constant (broadcast, filled): it fits whatever it meets."""
 
     size: int
 
 
 @dataclass(frozen=True, eq=False)
-class Cases:
-    """A child of an atom that was cut into segments: in each segment of the selector, a structure of its own."""
+class Piecewise:
+    """A child of an atom that was cut into segments: it has a structure of its own in each segment of the selector."""
 
     selector: Atom
-    parts: tuple[Unknown, ...]
+    parts: tuple[AxisTerm, ...]
 
     @property
     def size(self) -> int:
-        """Number of entries, the same in each case."""
+        """Number of entries, the same in each segment."""
         return self.parts[0].size
 
 
-Unknown = Atom | Same | Cases | Product | Sum
-Axes = tuple[Unknown, ...]
+AxisTerm = Atom | Uniform | Piecewise | Product | Sum
+Axes = tuple[AxisTerm, ...]
 ONE = Product(())
 
 
@@ -77,34 +84,47 @@ ONE = Product(())
 
 
 class _NormalForms:
-    """What terms were resolved to since an atom last changed; most are asked for hundreds of times between two changes."""
+    """The normal forms of terms since an atom last changed. Most are needed hundreds of times between two changes."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Unknown, Unknown]] = {}  # with the term itself, so that its identity stays its own
+        self._known: dict[int, tuple[AxisTerm, AxisTerm]] = {}  # holds the term too, so that its identity stays its own
         self._num_changes = 0
 
     def clear(self) -> None:
         self._known.clear()
         self._num_changes += 1
 
-    def find(self, term: Unknown) -> Unknown:
-        if id(term) not in self._known:
-            before = self._num_changes
-            result = _resolve(term)
-            if self._num_changes != before:  # resolving has changed an atom, maybe one that was looked at before
-                return result
+    def find(self, term: AxisTerm) -> AxisTerm:
+        known = self._known.get(id(term))
+        if known is not None:
+            return known[1]
+        before = self._num_changes
+        result = _resolve(term)
+        if self._num_changes == before:  # otherwise resolving has changed an atom that it may have read before
             self._known[id(term)] = term, result
-        return self._known[id(term)][1]
+        return result
 
 
-_normal_forms = _NormalForms()
+class _Thread(threading.local):
+    """Normal forms of the trace that runs in this thread."""
+
+    def __init__(self) -> None:
+        self.normal_forms = _NormalForms()
 
 
-def resolve(term: Unknown) -> Unknown:
+_thread = _Thread()
+
+
+def forget_normal_forms() -> None:
+    """Release what the trace that has ended in this thread held."""
+    _thread.normal_forms.clear()
+
+
+def resolve(term: AxisTerm) -> AxisTerm:
     """The normal form of a term: links followed, products and sums flattened, factors of size one dropped.
 
-    A sum inside a product is moved to its last place, (a + b) c -> a c + b c, which is what lets a child take a structure
-    of its own in each segment of its parent.
+    A sum inside a product becomes a sum of products, (a + b) c -> a c + b c. This lets a child have a structure of its own
+    in each segment of its parent.
     """
     while isinstance(term, Atom):
         if term.link is None:
@@ -112,51 +132,51 @@ def resolve(term: Unknown) -> Unknown:
         if term.link is None:
             return term
         term = term.link
-    return _normal_forms.find(term)
+    return _thread.normal_forms.find(term)
 
 
-def _resolve(term: Unknown) -> Unknown:
+def _resolve(term: AxisTerm) -> AxisTerm:
     match term:
         case Product():
             return _resolve_product(term)
         case Sum():
-            parts: list[Unknown] = []
+            parts: list[AxisTerm] = []
             for part in map(resolve, term.parts):
                 parts.extend(part.parts if isinstance(part, Sum) else [part])
             return parts[0] if len(parts) == 1 else Sum(tuple(parts))
-        case Cases():
+        case Piecewise():
             parts = [resolve(p) for p in term.parts]
             same = all(identity(p) == identity(parts[0]) for p in parts[1:])
-            return parts[0] if same else Cases(term.selector, tuple(parts))
+            return parts[0] if same else Piecewise(term.selector, tuple(parts))
     return term
 
 
-def identity(term: Unknown) -> tuple:
-    """A key that is equal for equal resolved terms."""
+def identity(term: AxisTerm) -> tuple:
+    """A key that two resolved terms share if they are equal."""
     match term:
-        case Product(children) | Sum(children) | Cases(_, children):
+        case Product(children) | Sum(children) | Piecewise(_, children):
             return (type(term).__name__, *map(identity, children))
-        case Same(size):
-            return ("Same", size)
+        case Uniform(size):
+            return ("Uniform", size)
     return (id(term),)
 
 
-def head(term: Unknown) -> Unknown:
-    """Follow links, but stop at an atom that was cut: a product needs to know the selector."""
+def follow_links(term: AxisTerm) -> AxisTerm:
+    """Follow links up to an atom that was cut, because a product needs to know the selector."""
     while isinstance(term, Atom):
         if term.link is None:
             _split_by_cut_parent(term)
         if term.link is None or isinstance(term.link, Sum):
             return term
         term = term.link
-    return resolve(term) if isinstance(term, Cases) else term
+    return resolve(term) if isinstance(term, Piecewise) else term
 
 
-def _resolve_product(term: Product) -> Unknown:
-    flat: list[Unknown] = []
+def _resolve_product(term: Product) -> AxisTerm:
+    flat: list[AxisTerm] = []
     pending = list(term.factors)
     while pending:
-        factor = head(pending.pop(0))
+        factor = follow_links(pending.pop(0))
         if isinstance(factor, Product):
             pending = [*factor.factors, *pending]
         elif factor.size != 1:
@@ -178,10 +198,10 @@ def _resolve_product(term: Product) -> Unknown:
     return done[0] if len(done) == 1 else Product(tuple(done))
 
 
-def selects(term: Unknown, selector: Atom) -> bool:
-    """Whether some part of a term has a case for each segment of the selector."""
+def selects(term: AxisTerm, selector: Atom) -> bool:
+    """Whether some part of a term is piecewise in the segments of the selector."""
     match term:
-        case Cases():
+        case Piecewise():
             return same_selector(term.selector, selector) or any(selects(p, selector) for p in term.parts)
         case Product(children) | Sum(children):
             return any(selects(c, selector) for c in children)
@@ -189,12 +209,12 @@ def selects(term: Unknown, selector: Atom) -> bool:
 
 
 def same_selector(first: Atom, second: Atom) -> bool:
-    """Whether two cut atoms tell the same segments apart: cut alike and joined since, or one a coarse form of the other."""
+    """Whether two cut atoms have the same segments: they were cut alike and joined, or one is a coarse form of the other."""
     return first is second or not forms(first).isdisjoint(forms(second))
 
 
 def forms(selector: Atom) -> set[tuple]:
-    """What a cut atom and its coarse forms look like now."""
+    """Keys of a cut atom and of its coarse forms, as they are now."""
     found = {identity(resolve(selector))}
     while selector.coarse is not None:
         selector = selector.coarse
@@ -202,16 +222,16 @@ def forms(selector: Atom) -> set[tuple]:
     return found
 
 
-def restrict(term: Unknown, selector: Atom, part: int) -> Unknown:
+def restrict(term: AxisTerm, selector: Atom, part: int) -> AxisTerm:
     """A term inside one segment of a selector."""
     match term:
         case Atom():
-            found = head(term)
+            found = follow_links(term)
             return term if isinstance(found, Atom) else restrict(found, selector, part)
-        case Cases():
+        case Piecewise():
             if same_selector(term.selector, selector) and len(term.parts) > part:
                 return restrict(term.parts[part], selector, part)
-            return Cases(term.selector, tuple(restrict(p, selector, part) for p in term.parts))
+            return Piecewise(term.selector, tuple(restrict(p, selector, part) for p in term.parts))
         case Product(children):
             return Product(tuple(restrict(c, selector, part) for c in children))
         case Sum(children):
@@ -220,29 +240,29 @@ def restrict(term: Unknown, selector: Atom, part: int) -> Unknown:
 
 
 def _split_by_cut_parent(atom: Atom) -> None:
-    """Give a child of an atom that was cut a case for each segment."""
+    """Make a child of an atom that was cut piecewise, with one part per segment."""
     if atom.pin or not atom.parents:
         return
     roots = parents_of(atom)
-    for parent in sorted(roots, key=lambda p: p.birth):
+    for parent in sorted(roots, key=lambda p: p.number):
         if isinstance(parent.link, Sum):
             rest = roots - {parent}
-            cases = []
+            parts = []
             for number, part in enumerate(parent.link.parts):
                 around = [part, *(restrict(other, parent, number) for other in rest)]
-                cases.append(Atom(atom.size, frozenset(a for term in around for a in leaves(term) if a.size > 1)))
-            atom.link = Cases(parent, tuple(cases))
+                parts.append(Atom(atom.size, frozenset(a for term in around for a in leaves(term) if a.size > 1)))
+            atom.link = Piecewise(parent, tuple(parts))
             return
 
 
 def parents_of(atom: Atom) -> frozenset[Atom]:
-    """The parents as they are now: links followed; an atom that was cut stays, as the selector."""
+    """The parents as they are now, with links followed. A parent that was cut stays itself, because it is a selector."""
     found: set[Atom] = set()
     pending = list(atom.parents or ())
     while pending:
         parent = pending.pop()
         match parent.link:
-            case None | Sum() | Cases():
+            case None | Sum() | Piecewise():
                 found.add(parent)
             case Atom():
                 pending.append(parent.link)
@@ -252,22 +272,22 @@ def parents_of(atom: Atom) -> frozenset[Atom]:
     return frozenset(found)
 
 
-def leaves(term: Unknown) -> Iterator[Atom]:
-    """The atoms of a resolved term, outermost and first in line first."""
+def leaves(term: AxisTerm) -> Iterator[Atom]:
+    """Yield the atoms of a term, outermost and leftmost first."""
     match resolve(term):
         case Atom() as atom:
             yield atom
-        case Product(children) | Sum(children) | Cases(_, children):
+        case Product(children) | Sum(children) | Piecewise(_, children):
             for child in children:
                 yield from leaves(child)
 
 
-def depth(term: Unknown) -> int:
-    """How many atoms a term depends on: parents are joined before their children."""
+def depth(term: AxisTerm) -> int:
+    """How many atoms a term depends on. Parents are joined before their children."""
     match term:
         case Atom():
             return len(parents_of(term))
-        case Cases():
+        case Piecewise():
             return 1 + max(depth(p) for p in term.parts)
         case Product(children) | Sum(children):
             return max((depth(c) for c in children), default=0)

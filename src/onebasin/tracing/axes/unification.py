@@ -13,11 +13,11 @@ from onebasin.tracing.axes.terms import (
     ONE,
     Atom,
     Axes,
-    Cases,
-    Same,
-    Unknown,
+    AxisTerm,
+    Piecewise,
+    Uniform,
     depth,
-    head,
+    follow_links,
     leaves,
     parents_of,
     resolve,
@@ -26,34 +26,34 @@ from onebasin.tracing.axes.terms import (
 )
 
 
-def pin(term: Unknown, why: Pin) -> None:
-    """Forbid everything in a term to move. The first reason is kept."""
+def pin(term: AxisTerm, why: Pin) -> None:
+    """Fix everything in a term. An atom keeps the first reason it was given."""
     for atom in list(leaves(term)):
         if atom.pin is None:
             atom.pin, atom.parents = why, frozenset()
 
 
-def pinned(size: int, why: Pin) -> Unknown:
-    """A new extent that cannot move."""
+def pinned(size: int, why: Pin) -> AxisTerm:
+    """Make an extent that cannot move."""
     return ONE if size == 1 else Atom(size, pin=why)
 
 
-def join(first: Unknown, second: Unknown, why: Pin) -> Unknown:
-    """Make two terms equal and return the result; what cannot be matched is pinned, with this reason."""
+def join(first: AxisTerm, second: AxisTerm, why: Pin) -> AxisTerm:
+    """Make two terms equal and return the result. What cannot be matched is pinned, with this reason."""
     first, second = resolve(first), resolve(second)
-    if first is second or isinstance(second, Same):
+    if first is second or isinstance(second, Uniform):
         return first
-    if isinstance(first, Same):
+    if isinstance(first, Uniform):
         return second
     if first.size != second.size:
-        raise ValueError(f"extents {first.size} and {second.size} cannot be joined")
+        raise AssertionError(f"extents {first.size} and {second.size} cannot be joined")
     if isinstance(first, Atom) and isinstance(second, Atom):
         return _merge(first, second)
     if isinstance(first, Atom):
         return _bind(first, second, why)
     if isinstance(second, Atom):
         return _bind(second, first, why)
-    if isinstance(first, Cases) or isinstance(second, Cases):
+    if isinstance(first, Piecewise) or isinstance(second, Piecewise):
         return _join_cases(first, second, why)
     if isinstance(first, Sum) or isinstance(second, Sum):
         marks = sorted({*_boundaries(first), *_boundaries(second)})
@@ -62,11 +62,11 @@ def join(first: Unknown, second: Unknown, why: Pin) -> Unknown:
     return _join_products(first, second, why)
 
 
-def join_all(pairs: Iterable[tuple[Unknown, Unknown]], why: Pin) -> list[Unknown]:
+def join_all(pairs: Iterable[tuple[AxisTerm, AxisTerm]], why: Pin) -> list[AxisTerm]:
     """Join pairs of terms, parents before children, and return the results in the order given."""
     pairs = list(pairs)
     order = sorted(range(len(pairs)), key=lambda i: max(depth(resolve(t)) for t in pairs[i]))
-    results: dict[int, Unknown] = {i: join(*pairs[i], why) for i in order}
+    results: dict[int, AxisTerm] = {i: join(*pairs[i], why) for i in order}
     return [results[i] for i in range(len(pairs))]
 
 
@@ -81,10 +81,10 @@ def _merge(kept: Atom, gone: Atom) -> Atom:
     return kept
 
 
-def _bind(atom: Atom, term: Unknown, why: Pin) -> Unknown:
-    if isinstance(term, Cases):  # the atom is no child of the selector, so all cases are one
+def _bind(atom: Atom, term: AxisTerm, why: Pin) -> AxisTerm:
+    if isinstance(term, Piecewise):  # the atom is no child of the selector, so all parts are equal
         return join(atom, reduce(lambda a, b: join(a, b, why), term.parts), why)
-    term = _solid(term)
+    term = _replace_uniform(term)
     if atom.pin:
         pin(term, atom.pin)
     elif atom.parents is not None:
@@ -94,21 +94,21 @@ def _bind(atom: Atom, term: Unknown, why: Pin) -> Unknown:
     return resolve(term)
 
 
-def _solid(term: Unknown) -> Unknown:
-    """What an axis that meets a partly constant one is made of: the constant parts become atoms of their own."""
+def _replace_uniform(term: AxisTerm) -> AxisTerm:
+    """Replace the uniform parts of a term by new atoms, because an axis that meets the term need not be uniform there."""
     match term:
-        case Same(size):
+        case Uniform(size):
             return Atom(size)
         case Product(children):
-            return Product(tuple(map(_solid, children)))
+            return Product(tuple(map(_replace_uniform, children)))
         case Sum(children):
-            return Sum(tuple(map(_solid, children)))
-        case Cases(selector, children):
-            return Cases(selector, tuple(map(_solid, children)))
+            return Sum(tuple(map(_replace_uniform, children)))
+        case Piecewise(selector, children):
+            return Piecewise(selector, tuple(map(_replace_uniform, children)))
     return term
 
 
-def _limit(term: Unknown, outer: frozenset[Atom], around: frozenset[Atom]) -> None:
+def _limit(term: AxisTerm, outer: frozenset[Atom], around: frozenset[Atom]) -> None:
     match term:
         case Atom():
             term.parents = outer if term.parents is None else parents_of(term) & around
@@ -116,25 +116,25 @@ def _limit(term: Unknown, outer: frozenset[Atom], around: frozenset[Atom]) -> No
             for child in children:
                 _limit(child, outer, around)
                 outer = outer.union(leaves(child))
-        case Sum(children) | Cases(_, children):
+        case Sum(children) | Piecewise(_, children):
             for child in children:
                 _limit(child, outer, around)
 
 
-def _join_cases(first: Unknown, second: Unknown, why: Pin) -> Unknown:
-    if isinstance(first, Cases) and isinstance(second, Cases) and same_selector(first.selector, second.selector):
-        return resolve(Cases(first.selector, tuple(join_all(zip(first.parts, second.parts, strict=True), why))))
-    if not isinstance(first, Cases):
+def _join_cases(first: AxisTerm, second: AxisTerm, why: Pin) -> AxisTerm:
+    if isinstance(first, Piecewise) and isinstance(second, Piecewise) and same_selector(first.selector, second.selector):
+        return resolve(Piecewise(first.selector, tuple(join_all(zip(first.parts, second.parts, strict=True), why))))
+    if not isinstance(first, Piecewise):
         first, second = second, first
-    assert isinstance(first, Cases)
+    assert isinstance(first, Piecewise)
     return join(reduce(lambda a, b: join(a, b, why), first.parts), second, why)
 
 
-def _join_products(first: Unknown, second: Unknown, why: Pin) -> Unknown:
+def _join_products(first: AxisTerm, second: AxisTerm, why: Pin) -> AxisTerm:
     assert isinstance(first, Product)
     assert isinstance(second, Product)
     left, right = list(first.factors), list(second.factors)
-    pairs: list[tuple[Unknown, Unknown]] = []
+    pairs: list[tuple[AxisTerm, AxisTerm]] = []
     while left and right:
         a, b = left.pop(), right.pop()
         inner = math.gcd(a.size, b.size)
@@ -149,21 +149,21 @@ def _join_products(first: Unknown, second: Unknown, why: Pin) -> Unknown:
         pairs.append((a, b))
     else:
         return resolve(Product(tuple(join_all(pairs[::-1], why))))
-    result = _solid(first)  # where one of them is constant the other need not be
+    result = _replace_uniform(first)  # where one of them is uniform the other need not be
     pin(result, why)
     pin(second, why)
     return resolve(result)
 
 
-def _boundaries(term: Unknown) -> Sequence[int]:
+def _boundaries(term: AxisTerm) -> Sequence[int]:
     if not isinstance(term, Sum):
         return ()
     return list(itertools.accumulate(p.size for p in term.parts))[:-1]
 
 
-def split(term: Unknown, inner: int) -> tuple[Unknown, Unknown] | None:
-    """A term as a product (outer, inner) with the given inner extent; None if its structure does not allow that."""
-    origin, term = head(term), resolve(term)
+def split(term: AxisTerm, inner: int) -> tuple[AxisTerm, AxisTerm] | None:
+    """Split a term into a product (outer, inner) with this inner extent; None if its structure does not allow that."""
+    origin, term = follow_links(term), resolve(term)
     if inner == 1 or inner == term.size:
         return (term, ONE) if inner == 1 else (ONE, term)
     if term.size % inner:
@@ -174,8 +174,8 @@ def split(term: Unknown, inner: int) -> tuple[Unknown, Unknown] | None:
             within = Atom(inner, None if term.parents is None else term.parents | {outside}, term.pin)
             term.link = Product((outside, within))
             return outside, within
-        case Same():
-            return Same(term.size // inner), Same(inner)
+        case Uniform():
+            return Uniform(term.size // inner), Uniform(inner)
         case Product(children):
             return _split_product(list(children), inner)
         case Sum(children):
@@ -187,17 +187,17 @@ def split(term: Unknown, inner: int) -> tuple[Unknown, Unknown] | None:
             selector.link = Sum(tuple(outers))
             if isinstance(origin, Atom) and isinstance(origin.link, Sum) and selector.size == len(origin.link.parts):
                 origin.coarse = selector
-            return selector, Cases(selector, tuple(h[1] for h in halves if h))
-        case Cases(selector, children):
+            return selector, Piecewise(selector, tuple(h[1] for h in halves if h))
+        case Piecewise(selector, children):
             halves = [split(c, inner) for c in children]
             if any(h is None for h in halves):
                 return None
-            return tuple(Cases(selector, tuple(h[i] for h in halves if h)) for i in (0, 1))  # type: ignore[return-value]
+            return tuple(Piecewise(selector, tuple(h[i] for h in halves if h)) for i in (0, 1))  # type: ignore[return-value]
     return None
 
 
-def _split_product(factors: list[Unknown], inner: int) -> tuple[Unknown, Unknown] | None:
-    within: list[Unknown] = []
+def _split_product(factors: list[AxisTerm], inner: int) -> tuple[AxisTerm, AxisTerm] | None:
+    within: list[AxisTerm] = []
     while inner > 1:
         factor = factors.pop()
         take = math.gcd(factor.size, inner)
@@ -213,32 +213,32 @@ def _split_product(factors: list[Unknown], inner: int) -> tuple[Unknown, Unknown
     return Product(tuple(factors)), Product(tuple(within))
 
 
-def cut(term: Unknown, marks: Iterable[int]) -> list[Unknown]:
-    """A term as consecutive segments, cut at the given positions."""
+def cut(term: AxisTerm, marks: Iterable[int]) -> list[AxisTerm]:
+    """Cut a term at these positions into consecutive segments."""
     term = resolve(term)
     marks = sorted({m for m in marks if 0 < m < term.size})
     if not marks:
         return [term]
     lengths = [b - a for a, b in itertools.pairwise([0, *marks, term.size])]
     match term:
-        case Same():
-            return [Same(n) for n in lengths]
+        case Uniform():
+            return [Uniform(n) for n in lengths]
         case Atom():
             parts = [Atom(n, term.parents, term.pin) for n in lengths]
             term.link = Sum(tuple(parts))
             return list(parts)
         case Sum(children):
             return _cut_sum(children, marks)
-        case Cases(selector, children):
+        case Piecewise(selector, children):
             columns = zip(*(cut(c, marks) for c in children), strict=True)
-            return [Cases(selector, column) for column in columns]
+            return [Piecewise(selector, column) for column in columns]
         case Product(children):
             return _cut_product(term, children, marks)
     raise AssertionError(term)
 
 
-def _cut_sum(children: tuple[Unknown, ...], marks: list[int]) -> list[Unknown]:
-    segments: list[list[Unknown]] = [[]]
+def _cut_sum(children: tuple[AxisTerm, ...], marks: list[int]) -> list[AxisTerm]:
+    segments: list[list[AxisTerm]] = [[]]
     start = 0
     for child in children:
         for piece in cut(child, [m - start for m in marks]):
@@ -249,12 +249,12 @@ def _cut_sum(children: tuple[Unknown, ...], marks: list[int]) -> list[Unknown]:
     return [s[0] if len(s) == 1 else Sum(tuple(s)) for s in segments]
 
 
-def _cut_product(term: Product, children: tuple[Unknown, ...], marks: list[int]) -> list[Unknown]:
-    """Cut the outermost factor; where a mark falls inside one of its blocks, single that block out and cut it."""
+def _cut_product(term: Product, children: tuple[AxisTerm, ...], marks: list[int]) -> list[AxisTerm]:
+    """Cut the outermost factor. Where a position falls inside one of its blocks, cut that block out and cut it too."""
     first, rest = children[0], children[1:]
     block = term.size // first.size
     blocks = sorted({b for m in marks for b in (m // block, -(-m // block))})
-    if isinstance(first, (Same, Cases)):  # the cases of an inner factor are cut alike
+    if isinstance(first, (Uniform, Piecewise)):  # the parts of an inner factor are cut alike
         spread = Sum(tuple(Product((piece, *rest)) for piece in cut(first, blocks)))
     elif isinstance(first, Atom):
         cut(first, blocks)
@@ -269,10 +269,10 @@ def _cut_product(term: Product, children: tuple[Unknown, ...], marks: list[int])
 
 
 def narrow(axes: Axes, dim: int, start: int, length: int) -> Axes:
-    """The axes of a tensor whose axis `dim` is cut down to a range; children of that axis keep their own case."""
+    """The axes of a tensor after axis `dim` is cut down to a range; children of that axis keep the part of that range."""
     pieces = cut(axes[dim], [start, start + length])
     others = list(axes)
-    selector, offset = head(axes[dim]), start
+    selector, offset = follow_links(axes[dim]), start
     while isinstance(selector, Atom) and isinstance(selector.link, Sum):
         number = 0
         while offset >= selector.link.parts[number].size:
@@ -282,10 +282,10 @@ def narrow(axes: Axes, dim: int, start: int, length: int) -> Axes:
         if offset + length > part.size:
             break
         others = [restrict(axis, selector, number) for axis in others]
-        selector = head(part)
+        selector = follow_links(part)
     begin = 0
     for piece in pieces:
         if begin == start:
             return (*others[:dim], piece if piece.size > 1 else ONE, *others[dim + 1 :])
         begin += piece.size
-    raise ValueError(f"an empty range of an axis of {axes[dim].size}")
+    raise AssertionError(f"an empty range of an axis of {axes[dim].size}")

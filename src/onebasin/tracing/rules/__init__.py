@@ -1,4 +1,4 @@
-"""The rules, one file for each family of operations, in one table by ATen name.
+"""The rules, one file per family of operations, in one table by ATen name.
 
 An operation that is not in the table, and is not tagged as elementwise by PyTorch, pins everything it touches.
 """
@@ -16,20 +16,18 @@ from onebasin.tracing.rules import (
 )
 from onebasin.tracing.rules.elementwise import pointwise
 from onebasin.tracing.rules.normalization import STATISTICS
-from onebasin.tracing.walk import Rule
+from onebasin.tracing.trace import Rule
 
-RULES: dict[str, Rule] = {}
-for family in (
-    contraction,
-    convolution,
-    normalization,
-    elementwise,
-    reduction,
-    rearrangement,
-    indexing,
-    attention,
-    recurrent,
-):
-    RULES.update(family.RULES)
+RULES: dict[str, Rule] = {
+    **contraction.RULES,
+    **convolution.RULES,
+    **normalization.RULES,
+    **elementwise.RULES,
+    **reduction.RULES,
+    **rearrangement.RULES,
+    **indexing.RULES,
+    **attention.RULES,
+    **recurrent.RULES,
+}
 
 __all__ = ["RULES", "STATISTICS", "pointwise"]

@@ -1,25 +1,25 @@
 """Attention: heads move as blocks, and inside each head the units that are summed over.
 
-Queries and keys meet in their units, scores and values in the positions; so both are contractions, and heads, positions
-and units each follow from the rules of those. With grouped queries the heads of the queries are (key-value head, query).
+Queries and keys meet in their units, scores and values in the positions. So both are contractions, and heads, positions and
+units each follow from the rules of those. With grouped queries the heads of the queries are (key-value head, query).
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from onebasin.tracing.axes.terms import Axes, Product, Same
+from onebasin.tracing.axes.terms import Axes, Product, Uniform
 from onebasin.tracing.rules.contraction import contract
 from onebasin.tracing.rules.elementwise import broadcast
-from onebasin.tracing.walk import Rule, Trace
+from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace
 
 
-def attention(trace: Trace, a: dict[str, Any]) -> Axes:
+def attention(trace: Trace, args: Arguments) -> Axes:
     """softmax(q k^T + mask) v, over the positions of the keys."""
-    query, key, value = a["query"], a["key"], a["value"]
-    if a["dropout_p"]:
-        raise ValueError("dropout is on in eval mode")
-    if a["enable_gqa"]:
+    query, key, value, mask = args["query"], args["key"], args["value"], args["attn_mask"]
+    if args["dropout_p"]:
+        raise NotCovered("dropout is on in eval mode")
+    if max(len(key), len(value), len(mask or ())) > len(query):
+        raise NotCovered("queries with fewer axes than keys, values or mask")
+    if args["enable_gqa"]:
         key, value = (_repeat_heads(x, query[-3].size) for x in (key, value))
     batch = [("batch", i) for i in reversed(range(len(query) - 2))]
     scores = contract(
@@ -27,10 +27,10 @@ def attention(trace: Trace, a: dict[str, Any]) -> Axes:
         [(query, [*batch, "to", "unit"]), (key, [*batch[len(query) - len(key) :], "from", "unit"])],
         [*batch, "to", "from"],
     )
-    if a["attn_mask"] is not None:
-        scores = broadcast(trace, scores, a["attn_mask"])
+    if mask is not None:
+        scores = broadcast(trace, scores, mask)
         trace.scope(*scores)
-    if a["is_causal"]:
+    if args["is_causal"]:
         trace.pin(*scores[-2:], reason="a causal mask orders positions")
     return contract(
         trace,
@@ -43,7 +43,7 @@ def _repeat_heads(axes: Axes, num_heads: int) -> Axes:
     """Every key-value head serves several query heads in a row."""
     *batch, heads, positions, units = axes
     times = num_heads // heads.size
-    return (*batch, Product((heads, Same(times))) if times > 1 else heads, positions, units)
+    return (*batch, Product((heads, Uniform(times))) if times > 1 else heads, positions, units)
 
 
 RULES: dict[str, Rule] = {"scaled_dot_product_attention": attention}

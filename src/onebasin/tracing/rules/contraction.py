@@ -1,12 +1,11 @@
-"""Linear maps: an axis of one operand meets an axis of another and is summed away."""
+"""Linear maps: an axis of one operand meets an axis of another and is summed over."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any
 
-from onebasin.tracing.axes.terms import Axes, Same, Unknown, resolve
-from onebasin.tracing.walk import Rule, Trace
+from onebasin.tracing.axes.terms import Axes, AxisTerm, Uniform, resolve
+from onebasin.tracing.trace import Arguments, Rule, Trace
 
 Letters = Sequence[Hashable]
 
@@ -14,50 +13,51 @@ Letters = Sequence[Hashable]
 def contract(trace: Trace, operands: Sequence[tuple[Axes, Letters]], result: Letters) -> Axes:
     """An Einstein summation: axes with the same letter are one axis.
 
-    A child can depend on a parent only if their letters meet in every pair of tensors that share the child's letter: in
-    x @ x.T the contracted axis is beside the rows in both operands, but those rows are not the same letter.
+    A child can depend on a parent only if their letters occur together in every pair of tensors that share the child's
+    letter. In x @ x.T the contracted axis is beside the rows in both operands, but those rows are not the same letter.
     """
-    axes: dict[Hashable, Unknown] = {}
+    axes: dict[Hashable, AxisTerm] = {}
     by_depth = sorted({letter: None for _, letters in operands for letter in letters}, key=lambda x: _order(operands, x))
     for letter in by_depth:
         axes[letter] = trace.join(
-            *(a for own, letters in operands for a, x in zip(own, letters, strict=True) if x == letter)
+            *(axis for own, letters in operands for axis, x in zip(own, letters, strict=True) if x == letter)
         )
     output = tuple(axes[letter] for letter in result)
     tensors = [*operands, (output, result)]
+    varying = [{x for axis, x in zip(own, letters, strict=True) if _varies(axis)} for own, letters in tensors]
     for i, (own, letters) in enumerate(tensors):
-        held = {x for a, x in zip(own, letters, strict=True) if _varies(a)}
-        for other, theirs in tensors[:i] + tensors[i + 1 :]:
-            shared = held & {x for a, x in zip(other, theirs, strict=True) if _varies(a)}
-            trace.scope(*(a for a, x in zip(own, letters, strict=True) if x in shared))
+        for j in range(len(tensors)):
+            if j != i:
+                shared = varying[i] & varying[j]
+                trace.scope(*(axis for axis, x in zip(own, letters, strict=True) if x in shared))
     return output
 
 
 def _order(operands: Sequence[tuple[Axes, Letters]], letter: Hashable) -> int:
-    """Letters that all operands have are joined first: they may be the parents of the others."""
+    """Letters that all operands have are joined first, because they may be the parents of the others."""
     return -sum(letter in letters for _, letters in operands)
 
 
-def _varies(axis: Unknown) -> bool:
-    return axis.size > 1 and not isinstance(resolve(axis), Same)
+def _varies(axis: AxisTerm) -> bool:
+    return axis.size > 1 and not isinstance(resolve(axis), Uniform)
 
 
-def linear(trace: Trace, a: dict[str, Any]) -> Axes:
-    """Y = x W^T + b."""
-    batch = [("batch", i) for i in range(len(a["input"]) - 1)]
-    result = contract(trace, [(a["input"], [*batch, "in"]), (a["weight"], ["out", "in"])], [*batch, "out"])
-    if a["bias"] is not None:
-        trace.join(result[-1], a["bias"][0])
+def linear(trace: Trace, args: Arguments) -> Axes:
+    """Y = x W^T + b; a weight that is a vector has one output without an axis."""
+    batch = [("batch", i) for i in range(len(args.input) - 1)]
+    out = ["out"] * (len(args["weight"]) - 1)
+    result = contract(trace, [(args.input, [*batch, "in"]), (args["weight"], [*out, "in"])], [*batch, *out])
+    for axis in args["bias"] or ():
+        trace.join(result[-1], axis)
     return result
 
 
-def matmul(trace: Trace, a: dict[str, Any]) -> Axes:
+def matmul(trace: Trace, args: Arguments) -> Axes:
     """The matrix product with broadcasting, also of vectors; mm and bmm are special cases."""
-    x, y = a["input"], a.get("other") or a.get("mat2") or a.get("vec2") or a.get("vec") or a["tensor"]
-    return _product(trace, x, y)
+    return _multiply(trace, *args.operands)
 
 
-def _product(trace: Trace, x: Axes, y: Axes) -> Axes:
+def _multiply(trace: Trace, x: Axes, y: Axes) -> Axes:
     num_batch = max(len(x), len(y)) - 2
     batch = [("batch", i) for i in range(num_batch)]
     left = [*batch[num_batch - (len(x) - 2) :], "row", "inner"] if len(x) > 1 else ["inner"]
@@ -66,63 +66,55 @@ def _product(trace: Trace, x: Axes, y: Axes) -> Axes:
     return contract(trace, [(x, left), (y, right)], result)
 
 
-def addmm(trace: Trace, a: dict[str, Any]) -> Axes:
+def addmm(trace: Trace, args: Arguments) -> Axes:
     """Input + mat1 @ mat2, and the batched form."""
-    product = _product(trace, a.get("mat1") or a["batch1"], a.get("mat2") or a["batch2"])
-    for added, axis in zip(reversed(a["input"]), reversed(product), strict=False):
-        trace.join(axis, added)
+    added, *factors = args.operands
+    product = _multiply(trace, *factors)
+    for axis, other in zip(reversed(product), reversed(added), strict=False):
+        trace.join(axis, other)
     return product
 
 
-def einsum(trace: Trace, a: dict[str, Any]) -> Axes:
+def einsum(trace: Trace, args: Arguments) -> Axes:
     """Any equation, an ellipsis included."""
-    equation = a["equation"].replace(" ", "")
-    left, arrow, right = equation.partition("->")
-    operands = []
-    for text, axes in zip(left.split(","), a["tensors"], strict=True):
-        operands.append((axes, _letters(text, len(axes))))
+    left, arrow, right = args["equation"].replace(" ", "").partition("->")
+    operands = [(axes, _letters(text, len(axes))) for text, axes in zip(left.split(","), args["tensors"], strict=True)]
+    letters = [letter for _, own in operands for letter in own]
+    dots = sorted({letter for letter in letters if isinstance(letter, int)}, reverse=True)
     if arrow:
-        most = max(len(letters) for _, letters in operands)
-        dots = [x for _, letters in operands for x in letters if isinstance(x, int)]
-        result = _letters(right, len(right.replace("...", "")) + (max(dots, default=-1) + 1 if "..." in right else 0))
-        assert len(result) <= most + len(right)
+        before, _, after = right.partition("...")
+        result = [*before, *(dots if "..." in right else []), *after]
     else:
-        plain = [x for _, letters in operands for x in letters if not isinstance(x, int)]
-        dots = sorted({x for _, letters in operands for x in letters if isinstance(x, int)}, reverse=True)
-        result = [*dots, *sorted(x for x in plain if plain.count(x) == 1)]
+        result = [*dots, *sorted(x for x in letters if isinstance(x, str) and letters.count(x) == 1)]
     return contract(trace, operands, result)
 
 
 def _letters(text: str, num_axes: int) -> list[Hashable]:
-    """One letter an axis; the axes of an ellipsis are numbered from the right, as broadcasting aligns them."""
+    """One letter per axis. The axes of an ellipsis are numbered from the right, as broadcasting aligns them."""
     if "..." not in text:
         return list(text)
     before, after = text.split("...")
     return [*before, *reversed(range(num_axes - len(before) - len(after))), *after]
 
 
-def outer(trace: Trace, a: dict[str, Any]) -> Axes:
+def outer(trace: Trace, args: Arguments) -> Axes:
     """The outer product of two vectors."""
-    return contract(trace, [(a["input"], ["row"]), (a["vec2"], ["column"])], ["row", "column"])
+    x, y = args.operands
+    return contract(trace, [(x, ["row"]), (y, ["column"])], ["row", "column"])
 
 
-def embedding(trace: Trace, a: dict[str, Any]) -> Axes:
+def embedding(trace: Trace, args: Arguments) -> Axes:
     """Rows of a table: an index selects along the first axis."""
-    rows, *units = a["weight"]
+    rows, *units = args["weight"]
     trace.pin(rows, reason="an index selects along it")
     trace.scope(*units)
-    return (*a["indices"], *units)
+    return (*args["indices"], *units)
 
 
 RULES: dict[str, Rule] = {
     "linear": linear,
-    "matmul": matmul,
-    "mm": matmul,
-    "bmm": matmul,
-    "mv": matmul,
-    "dot": matmul,
-    "addmm": addmm,
-    "baddbmm": addmm,
+    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot"), matmul),
+    **dict.fromkeys(("addmm", "baddbmm"), addmm),
     "einsum": einsum,
     "outer": outer,
     "embedding": embedding,

@@ -1,49 +1,48 @@
-"""Convolutions: channels are contracted, within groups if there are any; positions keep their place."""
+"""Convolutions: channels are contracted, within groups if there are any; positions stay in place."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from onebasin.tracing.axes.terms import Axes, Product, Unknown
-from onebasin.tracing.walk import Rule, Trace
+from onebasin.tracing.axes.terms import Axes, Product
+from onebasin.tracing.trace import Arguments, Rule, Trace, replace_axis
+
+_NEIGHBOURS = "neighbouring positions are told apart"
+_TO_POSITIONS = "channels become positions"
+_TO_CHANNELS = "positions become channels"
 
 
-def convolution(trace: Trace, a: dict[str, Any], transposed: bool = False) -> Axes:
+def convolution(trace: Trace, args: Arguments) -> Axes:
     """y[o] = sum_c w[o, c] * x[c]; with groups, o and c run inside each group.
 
-    Channels of a grouped convolution are (group, channel): whole groups may move, and the channels inside each.
+    Channels of a grouped convolution are (group, channel): whole groups may move, and the channels inside each. The weight of
+    a transposed convolution has the input channels first.
     """
-    x, weight, groups = a["input"], a["weight"], a["groups"]
+    x, weight, groups = args.input, args["weight"], args["groups"]
     num_spatial = len(weight) - 2
     *batch, channels = x[: len(x) - num_spatial]
-    if transposed:
-        group, inside = trace.split(channels, channels.size // groups)
-        group_w, inside_w = trace.split(weight[0], weight[0].size // groups)
-        made = weight[1]
-    else:
-        group, inside = trace.split(channels, channels.size // groups)
-        group_w, made = trace.split(weight[0], weight[0].size // groups)
-        inside_w = weight[1]
+    group, inside = trace.split(channels, channels.size // groups)
+    group_w, first = trace.split(weight[0], weight[0].size // groups)
+    transposed = args.get("transposed", "transpose" in args.operation)
+    inside_w, made = (first, weight[1]) if transposed else (weight[1], first)
     group = trace.join(group, group_w)
     inside = trace.join(inside, inside_w)
     trace.scope(group, inside)  # what the input and the weight share
     trace.scope(group, made)  # what the weight and the result share
     produced = group if made.size == 1 else made if group.size == 1 else Product((group, made))
-    if a["bias"] is not None:
-        produced = trace.join(produced, a["bias"][0])
-    trace.units[str(a["node"].args[1]),] = produced
-    return (*batch, produced, *_positions(trace, a, x[len(x) - num_spatial :], weight[2:]))
+    if args["bias"] is not None:
+        produced = trace.join(produced, args["bias"][0])
+    trace.units[args.name("weight"),] = produced
+    return (*batch, produced, *_positions(trace, args, x[len(x) - num_spatial :], weight[2:]))
 
 
-def _positions(trace: Trace, a: dict[str, Any], spatial: Axes, kernel: Axes) -> Axes:
-    """A kernel of one position lets positions through; any other tells neighbours apart."""
-    trivial = all(k.size == 1 for k in kernel) and _all(a["stride"], 1) and _all(a["padding"], 0)
-    if trivial and _all(a.get("output_padding", 0), 0):
+def _positions(trace: Trace, args: Arguments, spatial: Axes, kernel: Axes) -> Axes:
+    """A kernel of one position keeps positions; any other tells neighbours apart."""
+    is_trivial = all(k.size == 1 for k in kernel) and _all(args["stride"], 1) and _all(args["padding"], 0)
+    if is_trivial and _all(args.get("output_padding", 0), 0):
         return spatial
-    reason = "neighbouring positions are told apart"
-    trace.pin(*spatial, *kernel, reason=reason)
-    shape = a["node"].meta["val"].shape
-    return tuple(trace.pinned(int(n), reason) for n in shape[len(shape) - len(spatial) :])
+    trace.pin(*spatial, *kernel, reason=_NEIGHBOURS)
+    return tuple(trace.pinned(n, _NEIGHBOURS) for n in args.shape[-len(kernel) :])
 
 
 def _all(value: Any, expected: int) -> bool:
@@ -52,84 +51,54 @@ def _all(value: Any, expected: int) -> bool:
     return all(v == expected for v in value) if isinstance(value, (list, tuple)) else value == expected
 
 
-def conv_transpose(trace: Trace, a: dict[str, Any]) -> Axes:
-    """The weight has the input channels first."""
-    return convolution(trace, a, transposed=True)
-
-
-def any_convolution(trace: Trace, a: dict[str, Any]) -> Axes:
-    """The general operation that the others decompose into."""
-    return convolution(trace, a, transposed=a["transposed"])
-
-
-def pixel_shuffle(trace: Trace, a: dict[str, Any]) -> Axes:
+def pixel_shuffle(trace: Trace, args: Arguments) -> Axes:
     """Channels (c, r, r) become c channels at r times the resolution."""
-    *batch, channels, height, width = a["input"]
-    factor = a["upscale_factor"]
-    kept, inner = trace.split(channels, factor * factor)
-    reason = "channels become positions"
-    trace.pin(inner, height, width, reason=reason)
-    return (
-        *batch,
-        kept,
-        trace.pinned(height.size * factor, reason),
-        trace.pinned(width.size * factor, reason),
-    )
+    *batch, channels, height, width = args.input
+    kept, inner = trace.split(channels, args["upscale_factor"] ** 2)
+    trace.pin(inner, height, width, reason=_TO_POSITIONS)
+    return (*batch, kept, *(trace.pinned(n, _TO_POSITIONS) for n in args.shape[-2:]))
 
 
-def pixel_unshuffle(trace: Trace, a: dict[str, Any]) -> Axes:
+def pixel_unshuffle(trace: Trace, args: Arguments) -> Axes:
     """Positions become channels: (c, r, r)."""
-    *batch, channels, height, width = a["input"]
-    factor = a["downscale_factor"]
-    reason = "positions become channels"
-    trace.pin(height, width, reason=reason)
-    inner: Unknown = trace.pinned(factor * factor, reason)
-    made = Product((channels, inner))
-    return (
-        *batch,
-        made,
-        trace.pinned(height.size // factor, reason),
-        trace.pinned(width.size // factor, reason),
-    )
+    *batch, channels, height, width = args.input
+    trace.pin(height, width, reason=_TO_CHANNELS)
+    made = Product((channels, trace.pinned(args["downscale_factor"] ** 2, _TO_CHANNELS)))
+    return (*batch, made, *(trace.pinned(n, _TO_CHANNELS) for n in args.shape[-2:]))
 
 
-def unfold(trace: Trace, a: dict[str, Any]) -> Axes:
-    """Windows along one axis: positions become (window, place in it), the place last."""
-    reason = "windows overlap"
-    axes, dim = a["input"], a["dimension"] % len(a["input"])
-    trace.pin(axes[dim], reason=reason)
-    shape = a["node"].meta["val"].shape
-    windows, place = trace.pinned(int(shape[dim]), reason), trace.pinned(int(shape[-1]), reason)
-    return (*axes[:dim], windows, *axes[dim + 1 :], place)
+def unfold(trace: Trace, args: Arguments) -> Axes:
+    """Windows along one axis: positions become (window, position in it), the latter last."""
+    dim, reason = args.axis(args["dimension"]), "windows overlap"
+    trace.pin(args.input[dim], reason=reason)
+    windows, inside = (trace.pinned(args.shape[i], reason) for i in (dim, -1))
+    return (*replace_axis(args.input, dim, windows), inside)
 
 
-def im2col(trace: Trace, a: dict[str, Any]) -> Axes:
-    """Windows of an image as columns: channels become (channel, place in the window)."""
-    reason = "positions become channels"
-    *batch, channels, height, width = a["input"]
-    trace.pin(height, width, reason=reason)
-    *_, made, positions = a["node"].meta["val"].shape
-    places = trace.pinned(int(made) // channels.size, reason)
-    return (*batch, Product((channels, places)), trace.pinned(int(positions), reason))
+def im2col(trace: Trace, args: Arguments) -> Axes:
+    """Windows of an image as columns: channels become (channel, position in the window)."""
+    *batch, channels, height, width = args.input
+    trace.pin(height, width, reason=_TO_CHANNELS)
+    *_, made, positions = args.shape
+    inside = trace.pinned(made // channels.size, _TO_CHANNELS)
+    return (*batch, Product((channels, inside)), trace.pinned(positions, _TO_CHANNELS))
 
 
-def col2im(trace: Trace, a: dict[str, Any]) -> Axes:
+def col2im(trace: Trace, args: Arguments) -> Axes:
     """The sum of such columns as an image."""
-    reason = "channels become positions"
-    *batch, columns, positions = a["input"]
-    *_, made, height, width = a["node"].meta["val"].shape
-    channels, places = trace.split(columns, columns.size // int(made))
-    trace.pin(places, positions, reason=reason)
-    return (*batch, channels, trace.pinned(int(height), reason), trace.pinned(int(width), reason))
+    *batch, columns, positions = args.input
+    *_, made, height, width = args.shape
+    channels, inside = trace.split(columns, columns.size // made)
+    trace.pin(inside, positions, reason=_TO_POSITIONS)
+    return (*batch, channels, trace.pinned(height, _TO_POSITIONS), trace.pinned(width, _TO_POSITIONS))
 
 
 RULES: dict[str, Rule] = {
     "unfold": unfold,
     "im2col": im2col,
     "col2im": col2im,
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), convolution),
-    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), conv_transpose),
-    "convolution": any_convolution,
+    **{f"{name}{n}d": convolution for name in ("conv", "conv_transpose") for n in (1, 2, 3)},
+    "convolution": convolution,
     "pixel_shuffle": pixel_shuffle,
     "pixel_unshuffle": pixel_unshuffle,
 }

@@ -1,18 +1,15 @@
-"""Elementwise operations: whatever is at the same place moves together."""
+"""Elementwise operations: entries at the same position move together."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from onebasin.tracing.axes.terms import ONE, Axes, Same
+from onebasin.tracing.axes.terms import ONE, Axes, Uniform
 from onebasin.tracing.axes.unification import cut, join_all
-from onebasin.tracing.walk import Rule, Trace
+from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, replace_axis
 
 
-def pointwise(trace: Trace, a: dict[str, Any]) -> Axes:
-    """Unify all operands, aligned at the last axis; where one has extent one it is broadcast."""
-    operands = [value for value in a.values() if isinstance(value, tuple)]
-    return broadcast(trace, *operands)
+def pointwise(trace: Trace, args: Arguments) -> Axes:
+    """Join all operands, aligned at the last axis. An operand of extent one is broadcast."""
+    return broadcast(trace, *args.operands)
 
 
 def broadcast(trace: Trace, *operands: Axes) -> Axes:
@@ -20,48 +17,41 @@ def broadcast(trace: Trace, *operands: Axes) -> Axes:
     num_axes = max((len(axes) for axes in operands), default=0)
     result: Axes = (ONE,) * num_axes
     for axes in operands:
-        padded = (ONE,) * (num_axes - len(axes)) + axes
-        pairs = [(a if a.size > 1 else b, b if b.size > 1 else a) for a, b in zip(result, padded, strict=True)]
-        result = tuple(join_all(pairs, trace.why))
+        pairs = zip(result, _pad(axes, num_axes), strict=True)
+        result = tuple(join_all([(a if a.size != 1 else b, b if b.size != 1 else a) for a, b in pairs], trace.mismatch))
     return result
 
 
-def like_input(trace: Trace, a: dict[str, Any]) -> Axes:
-    """The same tensor under another name, type or memory layout."""
-    return a["input"]
+def like_input(trace: Trace, args: Arguments) -> Axes:
+    """The same values in another type or memory layout."""
+    return args.input
 
 
-def dropout(trace: Trace, a: dict[str, Any]) -> Axes:
+def dropout(trace: Trace, args: Arguments) -> Axes:
     """Nothing in eval mode; where it is forced on, a random mask."""
-    if a["train"]:
-        raise ValueError("dropout is on in eval mode")
-    return a["input"]
+    if args["train"]:
+        raise NotCovered("dropout is on in eval mode")
+    return args.input
 
 
-def prelu(trace: Trace, a: dict[str, Any]) -> Axes:
-    """A slope a channel."""
-    x, (slopes,) = a["input"], a["weight"]
-    if slopes.size == 1:
-        return x
-    channel = 1 if len(x) > 1 else 0
-    joined = trace.join(x[channel], slopes)
-    return tuple(joined if axis == channel else term for axis, term in enumerate(x))
+def prelu(trace: Trace, args: Arguments) -> Axes:
+    """One slope per channel, or one for all."""
+    x, slopes = args.input, trace.join(*args["weight"])
+    channel = min(1, len(x) - 1)
+    return x if slopes.size == 1 else replace_axis(x, channel, trace.join(x[channel], slopes))
 
 
-def glu(trace: Trace, a: dict[str, Any]) -> Axes:
-    """First * sigmoid(second), the two halves of an axis."""
-    x, dim = a["input"], a["dim"] % len(a["input"])
-    first, second = cut(x[dim], [x[dim].size // 2])
-    joined = trace.join(first, second)
-    return tuple(joined if axis == dim else term for axis, term in enumerate(x))
+def glu(trace: Trace, args: Arguments) -> Axes:
+    """First * sigmoid(second), for the two halves of an axis."""
+    axis = args.input[args.dim]
+    return replace_axis(args.input, args.dim, trace.join(*cut(axis, [axis.size // 2])))
 
 
-def fill_with_input(trace: Trace, a: dict[str, Any]) -> Axes:
+def fill_with_input(trace: Trace, args: Arguments) -> Axes:
     """Copy and fill: the shape of the target, the values of the source."""
-    source = a.get("src", a.get("value"))
-    source = source if isinstance(source, tuple) else ()
-    shape = tuple(int(n) for n in a["node"].meta["val"].shape)
-    return tuple(t if t.size == n else Same(n) for t, n in zip(_pad(source, len(shape)), shape, strict=True))
+    source = args.get("src", args.get("value"))
+    axes = _pad(source if isinstance(source, tuple) else (), len(args.shape))
+    return tuple(axis if axis.size == n else Uniform(n) for axis, n in zip(axes, args.shape, strict=True))
 
 
 def _pad(axes: Axes, num_axes: int) -> Axes:

@@ -2,72 +2,73 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from onebasin.tracing.axes.terms import ONE, Axes, Unknown
-from onebasin.tracing.walk import Rule, Trace
+from onebasin.tracing.axes.terms import ONE, Axes, AxisTerm
+from onebasin.tracing.trace import Arguments, Rule, Trace, replace_axis
 
 
-def _carry(trace: Trace, channels: Unknown, a: dict[str, Any]) -> Unknown:
+def _carry(trace: Trace, channels: AxisTerm, args: Arguments) -> AxisTerm:
     for name in ("weight", "bias", "running_mean", "running_var"):
-        if a.get(name) is not None:
-            channels = trace.join(channels, a[name][0])
+        if args.get(name) is not None:
+            channels = trace.join(channels, args[name][0])
     return channels
 
 
-def channel_norm(trace: Trace, a: dict[str, Any]) -> Axes:
-    """Batch and instance norm: one statistic a channel, or one for each sample and channel."""
-    batch, channels, *spatial = a["input"]
+def channel_norm(trace: Trace, args: Arguments) -> Axes:
+    """Batch and instance norm: one statistic per channel, or one per sample and channel."""
+    batch, channels, *spatial = args.input
     trace.scope(channels)
-    return (batch, _carry(trace, channels, a), *spatial)
+    return (batch, _carry(trace, channels, args), *spatial)
 
 
-def native_batch_norm(trace: Trace, a: dict[str, Any]) -> list[Axes]:
-    """The decomposed form returns the saved statistics too: empty in eval mode."""
-    values = a["node"].meta["val"]
-    result = channel_norm(trace, a)
-    saved = [tuple(result[1] if n == result[1].size else ONE for n in v.shape) for v in values[1:] if v.numel()]
-    empty = [() if v.dim() == 0 else tuple(trace.pinned(int(n), "empty") for n in v.shape) for v in values[1:]]
-    return [result, *(saved if len(saved) == len(empty) else empty)]
+def native_batch_norm(trace: Trace, args: Arguments) -> list[Axes]:
+    """The decomposed form also returns the saved statistics, which are empty in eval mode."""
+    result = channel_norm(trace, args)
+    num_channels = result[1].size
+    return [result] + [
+        tuple(result[1] if n == num_channels else ONE if n == 1 else trace.pinned(n, "empty") for n in shape)
+        for shape in args.shapes[1:]
+    ]
 
 
-def trailing_norm(trace: Trace, a: dict[str, Any]) -> Axes:
+def trailing_norm(trace: Trace, args: Arguments) -> Axes:
     """Layer and RMS norm: the last axes are normalised together."""
-    count = len(a["normalized_shape"])
-    lead, last = a["input"][:-count], a["input"][-count:]
-    trace.scope(*lead)  # the axes of the statistics
+    count = len(args["normalized_shape"])
+    leading, last = args.input[:-count], args.input[-count:]
+    trace.scope(*leading)  # the axes of the statistics
     for name in ("weight", "bias"):
-        if a.get(name) is not None:
-            last = trace.join_axes(last, a[name])
-    return (*lead, *last)
+        if args.get(name) is not None:
+            last = trace.join_axes(last, args[name])
+    return (*leading, *last)
 
 
-def native_layer_norm(trace: Trace, a: dict[str, Any]) -> list[Axes]:
+def native_layer_norm(trace: Trace, args: Arguments) -> list[Axes]:
     """The decomposed form also returns mean and inverse deviation."""
-    result = trailing_norm(trace, a)
-    count = len(a["normalized_shape"])
+    result = trailing_norm(trace, args)
+    count = len(args["normalized_shape"])
     statistic = (*result[:-count], *(ONE for _ in range(count)))
     return [result, statistic, statistic]
 
 
-def group_norm(trace: Trace, a: dict[str, Any]) -> Axes:
+def group_norm(trace: Trace, args: Arguments) -> Axes:
     """Channels are (group, channel): whole groups may move, and the channels inside each."""
-    batch, channels, *spatial = a["input"]
-    group, _ = trace.split(channels, channels.size // a["num_groups"])
+    batch, channels, *spatial = args.input
+    group, _ = trace.split(channels, channels.size // args["num_groups"])
     trace.scope(batch, group)  # the axes of the statistics
-    return (batch, _carry(trace, channels, a), *spatial)
+    return (batch, _carry(trace, channels, args), *spatial)
 
 
-def weight_norm(trace: Trace, a: dict[str, Any]) -> Axes:
-    """W = g v / |v|, the norm over every axis but one."""
-    v, g, dim = a["v"], a["g"], a["dim"]
-    joined = trace.join(v[dim], g[dim])
-    return tuple(joined if axis == dim % len(v) else term for axis, term in enumerate(v))
+def weight_norm(trace: Trace, args: Arguments) -> Axes:
+    """W = g v / |v|, the norm over every axis but one, or over all of them if g is a number."""
+    v, g = args["v"], args["g"]
+    if not g:
+        return v
+    dim = args["dim"] % len(v)
+    return replace_axis(v, dim, trace.join(v[dim], g[dim]))
 
 
-def weight_norm_interface(trace: Trace, a: dict[str, Any]) -> list[Axes]:
-    """The fused form returns the norms too."""
-    return [weight_norm(trace, a), a["g"]]
+def weight_norm_interface(trace: Trace, args: Arguments) -> list[Axes]:
+    """The fused form also returns the norms."""
+    return [weight_norm(trace, args), args["g"]]
 
 
 STATISTICS = {"batch_norm", "instance_norm", "_native_batch_norm_legit_no_training", "native_batch_norm"}

@@ -1,30 +1,29 @@
-"""Views, permutes, concatenations and cuts: entries keep their values and get another place."""
+"""Views, permutes, concatenations and cuts: entries keep their values and get another position."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
 
-from onebasin.tracing.axes.terms import ONE, Atom, Axes, Cases, Product, Same, Sum, Unknown, identity, resolve
+from onebasin.tracing.axes.terms import ONE, Atom, Axes, AxisTerm, Piecewise, Product, Sum, Uniform, identity, resolve
 from onebasin.tracing.axes.unification import cut, narrow
-from onebasin.tracing.walk import Rule, Trace
+from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, replace_axis
 
 
-def _shape(a: dict[str, Any]) -> tuple[int, ...]:
-    return tuple(int(n) for n in a["node"].meta["val"].shape)
-
-
-def view(trace: Trace, a: dict[str, Any]) -> Axes:
+def view(trace: Trace, args: Arguments) -> Axes:
     """Flatten row-major and cut anew: reshape, view, flatten and unflatten."""
-    return regroup(trace, a["input"], _shape(a))
+    num_entries = math.prod(axis.size for axis in args.input)
+    if num_entries == 0 or num_entries != math.prod(args.shape):
+        raise NotCovered("it is empty, or its number of entries changes")
+    return _regroup(trace, args.input, args.shape)
 
 
-def regroup(trace: Trace, axes: Axes, shape: Sequence[int]) -> Axes:
-    """The axes of a tensor after a reshape, from the innermost outwards, splitting where extents fall apart."""
+def _regroup(trace: Trace, axes: Axes, shape: Sequence[int]) -> Axes:
+    """The axes of a tensor after a reshape, from the innermost outwards, split where extents differ."""
     left = [axis for axis in axes if axis.size > 1]
-    result: list[Unknown] = []
+    result: list[AxisTerm] = []
     for extent in reversed(shape):
-        taken: list[Unknown] = []
+        taken: list[AxisTerm] = []
         need = extent
         while need > 1:
             axis = left.pop()
@@ -45,187 +44,198 @@ def regroup(trace: Trace, axes: Axes, shape: Sequence[int]) -> Axes:
     return tuple(reversed(result))
 
 
-def permute(trace: Trace, a: dict[str, Any]) -> Axes:
+def permute(trace: Trace, args: Arguments) -> Axes:
     """Axes in another order."""
-    return tuple(a["input"][d] for d in a["dims"])
+    return tuple(args.input[dim] for dim in args["dims"])
 
 
-def transpose(trace: Trace, a: dict[str, Any]) -> Axes:
+def transpose(trace: Trace, args: Arguments) -> Axes:
     """Two axes exchanged."""
-    axes = list(a["input"])
-    i, j = a.get("dim0", a.get("axis0", -2)), a.get("dim1", a.get("axis1", -1))
-    axes[i], axes[j] = axes[j], axes[i]
+    axes = list(args.input)
+    if axes:
+        i, j = (args.axis(args.get(f"dim{k}", args.get(f"axis{k}", k - 2))) for k in (0, 1))
+        axes[i], axes[j] = axes[j], axes[i]
     return tuple(axes)
 
 
-def reverse(trace: Trace, a: dict[str, Any]) -> Axes:
+def reverse(trace: Trace, args: Arguments) -> Axes:
     """All axes in reverse order: ``x.T``."""
-    return a["input"][::-1]
+    return args.input[::-1]
 
 
-def movedim(trace: Trace, a: dict[str, Any]) -> Axes:
-    """Axes moved to other places."""
-    num_axes = len(a["input"])
-    pairs = [[d % num_axes for d in (x if isinstance(x, (list, tuple)) else [x])] for x in (a["source"], a["destination"])]
-    order = [d for d in range(num_axes) if d not in pairs[0]]
-    for destination, origin in sorted(zip(pairs[1], pairs[0], strict=True)):
-        order.insert(destination, origin)
-    return tuple(a["input"][d] for d in order)
+def movedim(trace: Trace, args: Arguments) -> Axes:
+    """Axes moved to other positions."""
+    pairs = [
+        [args.axis(dim) for dim in (dims if isinstance(dims, (list, tuple)) else [dims])]
+        for dims in (args["destination"], args["source"])
+    ]
+    order = [dim for dim in range(len(args.input)) if dim not in pairs[1]]
+    for destination, source in sorted(zip(*pairs, strict=True)):
+        order.insert(destination, source)
+    return tuple(args.input[dim] for dim in order)
 
 
-def squeeze(trace: Trace, a: dict[str, Any]) -> Axes:
+def squeeze(trace: Trace, args: Arguments) -> Axes:
     """Axes of extent one dropped."""
-    axes, dim = a["input"], a.get("dim")
-    chosen = range(len(axes)) if dim is None else [d % len(axes) for d in (dim if isinstance(dim, (list, tuple)) else [dim])]
-    return tuple(axis for i, axis in enumerate(axes) if i not in chosen or axis.size != 1)
+    dropped = set() if args.get("dim") == [] else args.axes(args.get("dim"))
+    return tuple(axis for i, axis in enumerate(args.input) if i not in dropped or axis.size != 1)
 
 
-def unsqueeze(trace: Trace, a: dict[str, Any]) -> Axes:
+def unsqueeze(trace: Trace, args: Arguments) -> Axes:
     """An axis of extent one added."""
-    axes = list(a["input"])
-    axes.insert(a["dim"] % (len(axes) + 1), ONE)
+    axes = list(args.input)
+    axes.insert(args["dim"] % (len(axes) + 1), ONE)
     return tuple(axes)
 
 
-def expand(trace: Trace, a: dict[str, Any]) -> Axes:
-    """Axes of extent one repeated: constant along them."""
-    shape = _shape(a)
-    axes = (ONE,) * (len(shape) - len(a["input"])) + a["input"]
-    return tuple(axis if axis.size == n else Same(n) for axis, n in zip(axes, shape, strict=True))
+def expand(trace: Trace, args: Arguments) -> Axes:
+    """Axes of extent one repeated: uniform along them."""
+    axes = (ONE,) * (len(args.shape) - len(args.input)) + args.input
+    return tuple(axis if axis.size == n else Uniform(n) for axis, n in zip(axes, args.shape, strict=True))
 
 
-def repeat(trace: Trace, a: dict[str, Any]) -> Axes:
-    """Whole axes laid end to end several times."""
-    times = a["repeats"] if "repeats" in a else a["dims"]
-    axes = (ONE,) * (len(times) - len(a["input"])) + a["input"]
+def repeat(trace: Trace, args: Arguments) -> Axes:
+    """Whole axes repeated one after the other."""
+    times = args["repeats"] if "repeats" in args else args["dims"]
+    axes = (ONE,) * (len(times) - len(args.input)) + args.input
     times = (1,) * (len(axes) - len(times)) + tuple(times)
-    return tuple(axis if n == 1 else Product((Same(n), axis)) for axis, n in zip(axes, times, strict=True))
+    return tuple(axis if n == 1 else Product((Uniform(n), axis)) for axis, n in zip(axes, times, strict=True))
 
 
-def repeat_interleave(trace: Trace, a: dict[str, Any]) -> Axes:
-    """Every entry of an axis several times in a row."""
-    axes, times = a["input"], a["repeats"]
-    if not isinstance(times, int) or a["dim"] is None:
-        raise ValueError("only a fixed number of repeats along one axis is covered")
-    dim = a["dim"] % len(axes)
-    return tuple(Product((axis, Same(times))) if i == dim else axis for i, axis in enumerate(axes))
+def repeat_interleave(trace: Trace, args: Arguments) -> Axes:
+    """Every entry of an axis repeated in place."""
+    times = args["repeats"]
+    if "input" not in args or not isinstance(times, int) or args["dim"] is None:
+        raise NotCovered("only a fixed number of repeats along one axis is covered")
+    return replace_axis(args.input, args.dim, Product((args.input[args.dim], Uniform(times))))
 
 
-def cat(trace: Trace, a: dict[str, Any]) -> Axes:
-    """Tensors laid end to end along one axis; their other axes are the same."""
-    most = max(map(len, a["tensors"]))
-    dim = a["dim"] % most
-    tensors = [t for t in a["tensors"] if len(t) == most and t[dim].size > 0]
-    others = trace.join_axes(*([axis for i, axis in enumerate(t) if i != dim] for t in tensors))
-    parts = tuple(t[dim] if t[dim].size > 1 else Atom(1) for t in tensors)
-    joined = parts[0] if len(parts) == 1 else Sum(parts)
-    return (*others[:dim], joined, *others[dim:])
+def cat(trace: Trace, args: Arguments) -> Axes:
+    """Tensors one after the other along one axis."""
+    return concatenate(trace, args["tensors"], args["dim"])
 
 
-def stack(trace: Trace, a: dict[str, Any]) -> Axes:
-    """Tensors side by side along a new axis; each keeps a structure of its own."""
-    tensors = a["tensors"]
-    dim = a["dim"] % (len(tensors[0]) + 1)
+def concatenate(trace: Trace, tensors: Sequence[Axes], dim: int) -> Axes:
+    """The axes of tensors one after the other along one axis; their other axes are the same."""
+    num_axes = max(map(len, tensors))
+    dim %= num_axes
+    filled = [axes for axes in tensors if len(axes) == num_axes and axes[dim].size > 0]
+    if not filled:
+        raise NotCovered("it is empty")
+    others = trace.join_axes(*(replace_axis(axes, dim) for axes in filled))
+    parts = tuple(axes[dim] if axes[dim].size > 1 else Atom(1) for axes in filled)
+    return (*others[:dim], parts[0] if len(parts) == 1 else Sum(parts), *others[dim:])
+
+
+def stack(trace: Trace, args: Arguments) -> Axes:
+    """Tensors side by side along a new axis."""
+    return stack_tensors(args["tensors"], args["dim"])
+
+
+def stack_tensors(tensors: Sequence[Axes], dim: int) -> Axes:
+    """The axes of tensors side by side along a new axis; each keeps a structure of its own."""
+    dim %= len(tensors[0]) + 1
     if len(tensors) == 1:
         return (*tensors[0][:dim], ONE, *tensors[0][dim:])
     selector = Atom(len(tensors))
     selector.link = Sum(tuple(Atom(1) for _ in tensors))
     others = []
     for column in zip(*tensors, strict=True):
-        same = len({identity(resolve(axis)) for axis in column}) == 1
-        others.append(column[0] if same else Cases(selector, column))
+        is_same = len({identity(resolve(axis)) for axis in column}) == 1
+        others.append(column[0] if is_same else Piecewise(selector, column))
     return (*others[:dim], selector, *others[dim:])
 
 
-def split(trace: Trace, a: dict[str, Any]) -> list[Axes]:
+def split(trace: Trace, args: Arguments) -> list[Axes]:
     """Consecutive pieces of an axis: split, chunk, tensor_split."""
-    axes, dim = a["input"], a["dim"] % len(a["input"])
-    lengths = [int(v.shape[dim]) for v in a["node"].meta["val"]]
+    dim = args.dim
+    lengths = [shape[dim] for shape in args.shapes]
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
-    cut(axes[dim], starts)
-    return [narrow(axes, dim, start, length) for start, length in zip(starts, lengths, strict=True)]
+    cut(args.input[dim], starts)
+    return [_narrow(trace, args.input, dim, *bounds) for bounds in zip(starts, lengths, strict=True)]
 
 
-def unbind(trace: Trace, a: dict[str, Any]) -> list[Axes]:
+def _narrow(trace: Trace, axes: Axes, dim: int, start: int, length: int) -> Axes:
+    if length == 0:
+        return replace_axis(axes, dim, trace.pinned(0, "empty"))
+    return axes if length == axes[dim].size else narrow(axes, dim, start, length)
+
+
+def unbind(trace: Trace, args: Arguments) -> list[Axes]:
     """Every entry of an axis as a tensor."""
-    axes, dim = a["input"], a["dim"] % len(a["input"])
-    cut(axes[dim], range(axes[dim].size))
-    pieces = [narrow(axes, dim, i, 1) for i in range(axes[dim].size)]
-    return [(*p[:dim], *p[dim + 1 :]) for p in pieces]
+    size = args.input[args.dim].size
+    cut(args.input[args.dim], range(size))
+    return [select_entry(args.input, args.dim, i) for i in range(size)]
 
 
-def select(trace: Trace, a: dict[str, Any]) -> Axes:
+def select(trace: Trace, args: Arguments) -> Axes:
     """One entry of an axis."""
-    axes, dim = a["input"], a["dim"] % len(a["input"])
-    piece = narrow(axes, dim, a["index"] % axes[dim].size, 1)
-    return (*piece[:dim], *piece[dim + 1 :])
+    return select_entry(args.input, args.dim, args["index"])
 
 
-def _bounds(a: dict[str, Any], extent: int) -> tuple[int, int]:
-    start, end = a.get("start"), a.get("end")
-    start = 0 if start is None else max(start + extent, 0) if start < 0 else min(start, extent)
-    end = extent if end is None else max(end + extent, 0) if end < 0 else min(end, extent)
+def select_entry(axes: Axes, dim: int, index: int) -> Axes:
+    """The axes of one entry of an axis."""
+    return replace_axis(narrow(axes, dim, index % axes[dim].size, 1), dim)
+
+
+def _bounds(args: Arguments, extent: int) -> tuple[int, int]:
+    start, end, _ = slice(args.get("start"), args.get("end")).indices(extent)
     return start, max(end, start)
 
 
-def slice_(trace: Trace, a: dict[str, Any]) -> Axes:
+def slice_(trace: Trace, args: Arguments) -> Axes:
     """A range of an axis, or every k-th entry of it."""
-    axes, dim, step = a["input"], a["dim"] % len(a["input"]), a.get("step") or 1
+    axes, dim, step = args.input, args.dim, args.get("step") or 1
     extent = axes[dim].size
-    start, end = _bounds(a, extent)
-    if start == end:
-        return (*axes[:dim], trace.pinned(0, "empty"), *axes[dim + 1 :])
-    if step == 1:
-        return axes if (start, end) == (0, extent) else narrow(axes, dim, start, end - start)
+    start, end = _bounds(args, extent)
+    if step == 1 or start == end:
+        return _narrow(trace, axes, dim, start, end - start)
     if extent % step or start >= step or end != extent:
         reason = "sliced with a step that does not divide it"
         trace.pin(axes[dim], reason=reason)
-        return (*axes[:dim], trace.pinned(_shape(a)[dim], reason), *axes[dim + 1 :])
-    outer, inner = trace.split(axes[dim], step)
-    split_axes = (*axes[:dim], outer, inner, *axes[dim + 1 :])
-    piece = narrow(split_axes, dim + 1, start, 1)
-    return (*piece[: dim + 1], *piece[dim + 2 :])
+        return replace_axis(axes, dim, trace.pinned(args.shape[dim], reason))
+    split_axes = replace_axis(axes, dim, *trace.split(axes[dim], step))
+    return select_entry(split_axes, dim + 1, start)
 
 
-def narrow_(trace: Trace, a: dict[str, Any]) -> Axes:
+def narrow_(trace: Trace, args: Arguments) -> Axes:
     """A range of an axis, by start and length."""
-    dim = a["dim"] % len(a["input"])
-    return narrow(a["input"], dim, a["start"] % a["input"][dim].size, a["length"])
+    if not isinstance(args["start"], int):
+        raise NotCovered("the start is a tensor")
+    start, _ = _bounds(args, args.input[args.dim].size)
+    return _narrow(trace, args.input, args.dim, start, args["length"])
 
 
-def slice_scatter(trace: Trace, a: dict[str, Any]) -> Axes:
+def slice_scatter(trace: Trace, args: Arguments) -> Axes:
     """A tensor with a range of an axis replaced."""
-    axes, source, dim = a["input"], a["src"], a["dim"] % len(a["input"])
-    extent = axes[dim].size
-    start, end = _bounds(a, extent)
-    if (a.get("step") or 1) != 1:
-        raise ValueError("a slice with a step is written")
-    return _replace(trace, axes, source, dim, start, end)
+    if (args.get("step") or 1) != 1:
+        raise NotCovered("a slice with a step is written")
+    start, end = _bounds(args, args.input[args.dim].size)
+    return args.input if start == end else _replace(trace, args.input, args["src"], args.dim, start, end)
 
 
-def select_scatter(trace: Trace, a: dict[str, Any]) -> Axes:
+def select_scatter(trace: Trace, args: Arguments) -> Axes:
     """A tensor with one entry of an axis replaced."""
-    axes, dim = a["input"], a["dim"] % len(a["input"])
-    index = a["index"] % axes[dim].size
-    source = (*a["src"][:dim], ONE, *a["src"][dim:])
-    return _replace(trace, axes, source, dim, index, index + 1)
+    dim = args.dim
+    index = args["index"] % args.input[dim].size
+    source = (*args["src"][:dim], ONE, *args["src"][dim:])
+    return _replace(trace, args.input, source, dim, index, index + 1)
 
 
 def _replace(trace: Trace, axes: Axes, source: Axes, dim: int, start: int, end: int) -> Axes:
     pieces = cut(axes[dim], [start, end])
-    others = trace.join_axes(*([axis for i, axis in enumerate(t) if i != dim] for t in (axes, source)))
-    written = source[dim] if source[dim].size > 1 else Atom(1)
+    others = trace.join_axes(*(replace_axis(tensor, dim) for tensor in (axes, source)))
     parts, position = [], 0
     for piece in pieces:
-        parts.append(written if position == start else piece)
+        new = source[dim] if source[dim].size > 1 else Atom(1)
+        parts.append(new if position == start else piece)
         position += piece.size
-    joined = parts[0] if len(parts) == 1 else Sum(tuple(parts))
-    return (*others[:dim], joined, *others[dim:])
+    return (*others[:dim], parts[0] if len(parts) == 1 else Sum(tuple(parts)), *others[dim:])
 
 
-def constant(trace: Trace, a: dict[str, Any]) -> Axes:
+def constant(trace: Trace, args: Arguments) -> Axes:
     """A tensor filled with one value."""
-    return tuple(Same(n) if n > 1 else ONE for n in _shape(a))
+    return tuple(ONE if n == 1 else Uniform(n) for n in args.shape)
 
 
 RULES: dict[str, Rule] = {

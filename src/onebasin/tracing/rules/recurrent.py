@@ -2,57 +2,54 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from onebasin.tracing.axes.terms import Axes, Unknown
+from onebasin.tracing.axes.terms import Axes, AxisTerm
 from onebasin.tracing.axes.unification import cut
 from onebasin.tracing.rules.contraction import contract
-from onebasin.tracing.rules.rearrangement import cat, select, stack
-from onebasin.tracing.walk import Rule, Trace
+from onebasin.tracing.rules.rearrangement import concatenate, select_entry, stack_tensors
+from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace
 
 _NUM_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
-def recurrent(trace: Trace, a: dict[str, Any]) -> list[Axes]:
-    """Layers of LSTM, GRU or RNN cells, in one direction or both; packed sequences are not covered."""
-    name = a["node"].target.name().removeprefix("aten::").partition(".")[0]
-    if a["train"] and a["dropout"]:
-        raise ValueError("dropout is on in eval mode")
-    time, batch = (1, 0) if a["batch_first"] else (0, 1)
-    x = a["input"]
+def recurrent(trace: Trace, args: Arguments) -> list[Axes]:
+    """Layers of LSTM, GRU or RNN cells, in one direction or both."""
+    if "input" not in args or len(args.input) != 3:
+        raise NotCovered("only sequences that are not packed are covered")
+    if args["train"] and args["dropout"]:
+        raise NotCovered("dropout is on in eval mode")
+    time, batch = (1, 0) if args["batch_first"] else (0, 1)
+    x = args.input
     trace.pin(x[time], reason="time has an order")
-    states = [a["hx"]] if name != "lstm" else a["hx"]
-    num_directions = 2 if a["bidirectional"] else 1
-    weights, finals = _cells(a, name, num_directions), []
-    for layer in range(a["num_layers"]):
+    states = args["hx"] if args.operation == "lstm" else [args["hx"]]
+    num_directions = 2 if args["bidirectional"] else 1
+    weights, finals = _cells(args, num_directions), []
+    for layer in range(args["num_layers"]):
         outputs = []
-        for direction in range(num_directions):
-            number = layer * num_directions + direction
-            initial = [select(trace, {"input": state, "dim": 0, "index": number}) for state in states]
-            final = _step(trace, (x[batch], x[2]), initial, weights[number], _NUM_GATES[name])
-            trace.units[str(a["node"].args[2]), str(number)] = final[0][1]
+        for number in range(layer * num_directions, (layer + 1) * num_directions):
+            initial = [select_entry(state, 0, number) for state in states]
+            final = _step(trace, (x[batch], x[2]), initial, weights[number], _NUM_GATES[args.operation])
+            trace.units[args.name("params"), str(number)] = final[0][1]
             finals.append(final)
             outputs.append(tuple({time: x[time], batch: final[0][0], 2: final[0][1]}[i] for i in range(3)))
-        x = cat(trace, {"tensors": outputs, "dim": 2})
+        x = concatenate(trace, outputs, 2)
         trace.scope(*x)
-    return [x, *(stack(trace, {"tensors": [f[i] for f in finals], "dim": 0}) for i in range(len(states)))]
+    return [x, *(stack_tensors([final[i] for final in finals], 0) for i in range(len(states)))]
 
 
-def _cells(a: dict[str, Any], name: str, num_directions: int) -> list[list[Axes | None]]:
+def _cells(args: Arguments, num_directions: int) -> list[list[Axes | None]]:
     """The weights of each cell: input to gates, state to gates, their biases, projection (None where absent)."""
-    count = a["num_layers"] * num_directions
-    each = len(a["params"]) // count
-    projected = name == "lstm" and each in (3, 5)
+    each = len(args["params"]) // (args["num_layers"] * num_directions)
+    projected = args.operation == "lstm" and each in (3, 5)
     cells = []
-    for start in range(0, len(a["params"]), each):
-        cell = list(a["params"][start : start + each])
+    for start in range(0, len(args["params"]), each):
+        cell = list(args["params"][start : start + each])
         projection = cell.pop() if projected else None
         cells.append([*cell, *[None] * (4 - len(cell)), projection])
     return cells
 
 
 def _step(trace: Trace, x: Axes, initial: list[Axes], weights: list[Axes | None], num_gates: int) -> list[Axes]:
-    """One step, for all times: gates = x W_ih^T + h W_hh^T + b, then everything is elementwise."""
+    """One step, for all times: gates = x W_ih^T + h W_hh^T + b; the rest is elementwise."""
     to_gates, from_state, bias, state_bias, projection = weights
     assert to_gates is not None
     assert from_state is not None
@@ -75,18 +72,18 @@ def _step(trace: Trace, x: Axes, initial: list[Axes], weights: list[Axes | None]
     return [hidden, cell][: len(initial)]
 
 
-def _linear(trace: Trace, x: Axes, weight: Axes, bias: Axes | None) -> tuple[Unknown, Unknown]:
+def _linear(trace: Trace, x: Axes, weight: Axes, bias: Axes | None) -> tuple[AxisTerm, AxisTerm]:
     batch, made = contract(trace, [(x, ["batch", "in"]), (weight, ["out", "in"])], ["batch", "out"])
     return batch, made if bias is None else trace.join(made, bias[0])
 
 
-def cell(trace: Trace, a: dict[str, Any]) -> list[Axes] | Axes:
+def cell(trace: Trace, args: Arguments) -> list[Axes] | Axes:
     """A single step, called by hand."""
-    name = a["node"].target.name().removeprefix("aten::").partition(".")[0].removesuffix("_cell")
-    initial = a["hx"] if name == "lstm" else [a["hx"]]
-    weights = [a["w_ih"], a["w_hh"], a["b_ih"], a["b_hh"], None]
-    final = _step(trace, a["input"], initial, weights, _NUM_GATES[name])
-    trace.units[str(a["node"].args[2]),] = final[0][1]
+    name = args.operation.removesuffix("_cell")
+    initial = args["hx"] if name == "lstm" else [args["hx"]]
+    weights = [args["w_ih"], args["w_hh"], args["b_ih"], args["b_hh"], None]
+    final = _step(trace, args.input, initial, weights, _NUM_GATES[name])
+    trace.units[args.name("w_ih"),] = final[0][1]
     return final if name == "lstm" else final[0]
 
 

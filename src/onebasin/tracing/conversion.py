@@ -1,4 +1,4 @@
-"""From a finished walk to a Symmetry: atoms get names, terms become layouts."""
+"""From a finished trace to a Symmetry: atoms get names, terms become layouts."""
 
 from __future__ import annotations
 
@@ -12,24 +12,22 @@ from torch import Tensor, nn
 from onebasin.symmetries.layout import Factor, Layout, Product, Sum, Term
 from onebasin.symmetries.layout import names as names_in
 from onebasin.symmetries.structure import Group, Pin, Site, Symmetry
-from onebasin.tracing.axes.scopes import settle
-from onebasin.tracing.axes.terms import Atom, Cases, Unknown, leaves, parents_of, resolve
-from onebasin.tracing.axes.unification import join
-from onebasin.tracing.walk import Trace
+from onebasin.tracing.axes.scopes import solve_scopes
+from onebasin.tracing.axes.terms import Atom, AxisTerm, Piecewise, leaves, parents_of, resolve
+from onebasin.tracing.axes.unification import join, pin
+from onebasin.tracing.trace import Trace
 
 _INTERLEAVED = Pin("interleaved segments are treated alike")
 
 
-def build(trace: Trace, model: nn.Module, state: Mapping[str, Tensor], ties: tuple[tuple[str, ...], ...]) -> Symmetry:
-    """Name the groups and write down the layout of every tensor of the state."""
-    _settle(trace)
-    alias = {key: keys[0] for keys in ties for key in keys}
-    reached = {key for key in state if alias.get(key, key) in trace.reached}
-    names = _name_groups(trace, state, alias, reached)
+def to_symmetry(trace: Trace, model: nn.Module, state: Mapping[str, Tensor], ties: tuple[tuple[str, ...], ...]) -> Symmetry:
+    """Name the groups and find the layout of every tensor of the state."""
+    aliases = {key: keys[0] for keys in ties for key in keys}
+    names = name_groups(trace, state, aliases)
     layouts: dict[str, Layout] = {}
     pinned: dict[tuple[str, int], Pin] = {}
     for key, tensor in state.items():
-        axes = trace.state.get(alias.get(key, key))
+        axes = trace.state.get(aliases.get(key, key))
         if axes is None:
             layouts[key] = tuple(Factor(n) for n in tensor.shape)
             continue
@@ -38,44 +36,56 @@ def build(trace: Trace, model: nn.Module, state: Mapping[str, Tensor], ties: tup
             reasons = [atom.pin for atom in leaves(axis) if atom.pin and atom.size > 1]
             if reasons:
                 pinned[key, number] = reasons[0]
-    free = {atom for atom in names if not atom.pin}
-    groups = {names[a]: Group(names[a], a.size, _parent_names(a, names)) for a in names if a in free}
-    parameters = {key for key, _ in model.named_parameters(remove_duplicate=False)}
-    hidden, movable = _count_units(trace)
+    groups = {names[a]: Group(names[a], a.size, _parent_names(a, names)) for a in names if not a.pin}
+    num_hidden, num_free = _count_units(trace)
     return Symmetry(
         groups=groups,
         layouts=layouts,
         ties=ties,
         pinned=pinned,
-        unreached=tuple(key for key in state if key in parameters and key not in reached),
+        unreached=find_unreached(trace, model, aliases),
         sites=_sites(trace, model, names, groups),
-        num_hidden=hidden,
-        num_free=movable,
+        num_hidden=num_hidden,
+        num_free=num_free,
     )
 
 
-def _settle(trace: Trace) -> None:
-    """Settle the scopes; a parameter's axis that would need a structure of its own inside another factor gives it up."""
+def find_unreached(trace: Trace, model: nn.Module, aliases: Mapping[str, str]) -> tuple[str, ...]:
+    """The parameters that no operation reads."""
+    parameters = {key for key, _ in model.named_parameters(remove_duplicate=False)}
+    return tuple(key for key in model.state_dict() if key in parameters and aliases.get(key, key) not in trace.reached)
+
+
+def pin_groups(trace: Trace, names: Mapping[Atom, str], reasons: Mapping[str, Pin]) -> None:
+    """Fix groups of a trace, each for its reason."""
+    for atom, name in names.items():
+        if name in reasons:
+            pin(atom, reasons[name])
+
+
+def _solve(trace: Trace) -> None:
+    """Solve the scopes. The axes of parameters must not be piecewise inside another factor: there all parts are joined."""
     while True:
-        settle(trace.scopes)
-        cases = [c for axes in trace.state.values() for axis in axes for c in _cases(resolve(axis))]
-        if not cases:
+        solve_scopes(trace.scopes)
+        found = [term for axes in trace.state.values() for axis in axes for term in _piecewise_terms(resolve(axis))]
+        if not found:
             return
-        for case in cases:
-            reduce(lambda a, b: join(a, b, _INTERLEAVED), case.parts)
+        for term in found:
+            reduce(lambda a, b: join(a, b, _INTERLEAVED), term.parts)
 
 
-def _cases(term: Unknown) -> Iterable[Cases]:
+def _piecewise_terms(term: AxisTerm) -> Iterable[Piecewise]:
     match term:
-        case Cases():
+        case Piecewise():
             yield term
         case Product(children) | Sum(children):
             for child in children:
-                yield from _cases(child)
+                yield from _piecewise_terms(child)
 
 
-def _name_groups(trace: Trace, state: Mapping[str, Tensor], alias: Mapping[str, str], reached: set[str]) -> dict[Atom, str]:
-    """A name for every free atom of a parameter, and for every pinned one that a family hangs on."""
+def name_groups(trace: Trace, state: Mapping[str, Tensor], aliases: Mapping[str, str]) -> dict[Atom, str]:
+    """Name every free atom of a parameter, and every pinned one that a family depends on."""
+    _solve(trace)
     found: dict[Atom, str] = {}
     taken: set[str] = set()
 
@@ -88,26 +98,26 @@ def _name_groups(trace: Trace, state: Mapping[str, Tensor], alias: Mapping[str, 
         taken.add(unique)
         found[atom] = unique
 
-    def visit(key: str, axes: Iterable[Unknown]) -> None:
+    def visit(key: str, axes: Iterable[AxisTerm]) -> None:
         for atom in [a for axis in axes for a in leaves(axis) if a.size > 1 and a.pin is None]:
-            for needed in (*sorted(parents_of(atom), key=lambda p: p.birth), atom):
+            for needed in (*sorted(parents_of(atom), key=lambda p: p.number), atom):
                 if needed not in found:
                     name(needed, key)
 
-    known = [(key, trace.state[alias.get(key, key)]) for key in state if key in reached]
-    for key, axes in known:  # the first axis of a weight is what it makes: units are named after their maker
+    reached = [(key, trace.state[first]) for key in state if (first := aliases.get(key, key)) in trace.reached]
+    for key, axes in reached:  # the first axis of a weight is its output: units are named after what makes them
         visit(key, axes[:1] if len(axes) > 1 else ())
-    for key, axes in known:
+    for key, axes in reached:
         visit(key, axes)
     return found
 
 
 def _parent_names(atom: Atom, names: Mapping[Atom, str]) -> tuple[str, ...]:
-    ordered = sorted(parents_of(atom), key=lambda p: (len(parents_of(p)) if not p.pin else 0, p.birth))
+    ordered = sorted(parents_of(atom), key=lambda p: (len(parents_of(p)) if not p.pin else 0, p.number))
     return tuple(names[p] for p in ordered)
 
 
-def _convert(term: Unknown, names: Mapping[Atom, str]) -> Term:
+def _convert(term: AxisTerm, names: Mapping[Atom, str]) -> Term:
     match resolve(term):
         case Atom() as atom:
             return Factor(atom.size, names.get(atom))
@@ -121,7 +131,7 @@ def _convert(term: Unknown, names: Mapping[Atom, str]) -> Term:
 
 
 def _fuse(children: list[Term], combine) -> list[Term]:
-    """Neighbouring fixed extents as one: nobody needs to tell them apart any more."""
+    """Combine neighbouring fixed extents: nothing tells them apart any more."""
     result: list[Term] = []
     for child in children:
         fixed = isinstance(child, Factor) and child.name is None
@@ -141,15 +151,15 @@ def _count_units(trace: Trace) -> tuple[int, int]:
     return hidden, movable
 
 
-def _num_outputs(term: Unknown, outputs: set[Atom]) -> int:
-    """How many positions are a model output: in a product, all of whose factors are."""
+def _num_outputs(term: AxisTerm, outputs: set[Atom]) -> int:
+    """How many positions are a model output. A product is one if all its factors are."""
     match term:
         case Sum(children):
             return sum(_num_outputs(c, outputs) for c in children)
     return term.size if outputs.issuperset(leaves(term)) else 0
 
 
-def _free_share(term: Unknown) -> float:
+def _free_share(term: AxisTerm) -> float:
     """The share of positions that some group moves."""
     match term:
         case Atom():
@@ -158,7 +168,7 @@ def _free_share(term: Unknown) -> float:
             return 1 - math.prod(1 - _free_share(c) for c in children)
         case Sum(children):
             return sum(c.size * _free_share(c) for c in children) / term.size
-        case Cases(_, children):
+        case Piecewise(_, children):
             return min(_free_share(c) for c in children)
     return 0.0
 
@@ -168,8 +178,8 @@ def _sites(
 ) -> dict[str, tuple[Site, ...]]:
     leaf_modules = {path: module for path, module in model.named_modules() if path and not any(module.children())}
     found: dict[str, list[Site]] = {name: [] for name in groups}
-    for path, call, axes, several in trace.modules:
-        if path not in leaf_modules or several != isinstance(leaf_modules[path], (nn.RNNBase, nn.LSTMCell)):
+    for path, call, axes, is_first_of_several in trace.modules:
+        if path not in leaf_modules or is_first_of_several != isinstance(leaf_modules[path], (nn.RNNBase, nn.LSTMCell)):
             continue
         if any(True for axis in axes for _ in _unnamed(resolve(axis), names)):
             continue
@@ -179,8 +189,8 @@ def _sites(
     return {name: tuple(sites) for name, sites in found.items()}
 
 
-def _unnamed(term: Unknown, names: Mapping[Atom, str]) -> Iterable[Unknown]:
-    """Parts of an activation that no parameter's layout can express."""
+def _unnamed(term: AxisTerm, names: Mapping[Atom, str]) -> Iterable[AxisTerm]:
+    """Yield the parts of an activation that have no name, because no parameter has them."""
     match term:
         case Atom():
             if not term.pin and term.size > 1 and term not in names:

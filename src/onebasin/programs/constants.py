@@ -1,0 +1,73 @@
+"""Constants of a recording: tensors that are made while a module runs, or that its modules keep as attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from onebasin.programs.failures import NotRecordable
+from onebasin.programs.shapes import iterate_leaves, written_arguments
+from onebasin.programs.snapshots import ModuleSnapshot
+from onebasin.torch_internals import memory_id
+
+PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+"""Types of tensors whose operations a recording sees."""
+
+
+class ConstantMemory:
+    """Where the memory of tensors comes from that are neither parameters, nor buffers of the state, nor inputs.
+
+    Args:
+        sources: the parameters, buffers and inputs.
+        snapshot: what the modules keep.
+    """
+
+    def __init__(self, sources: Iterable[Tensor], snapshot: ModuleSnapshot):
+        self._of_sources = {memory_id(tensor) for tensor in sources}
+        self._of_attributes: set[int] | None = None  # found when it is first needed
+        self._snapshot = snapshot
+        self._made: set[int] = set()
+        self._read: set[int] = set()
+        self._alive: list[Tensor] = []  # an identity is unique among living objects only
+
+    def add(self, result: Any, operands: Iterable[Tensor] = ()) -> Any:
+        """Add what an operation made, unless it is a view of an operand. Returns the result."""
+        existing = {memory_id(operand) for operand in operands}
+        for leaf in iterate_leaves(result):
+            if isinstance(leaf, Tensor) and memory_id(leaf) not in existing:
+                self._made.add(memory_id(leaf))
+                self._alive.append(leaf)
+        return result
+
+    def read(self, tensor: Tensor) -> None:
+        """Mark a constant that the graph reads: it must not be written any more.
+
+        Raises:
+            NotRecordable: if the origin of the tensor is not known.
+        """
+        self.check(tensor)
+        self._read.add(memory_id(tensor))
+
+    def check(self, tensor: Tensor) -> None:
+        """Refuse a tensor that was neither made while recording nor kept by a module: it may come from parameters."""
+        memory = memory_id(tensor)
+        if memory in self._made:
+            return
+        if type(tensor) not in PLAIN or tensor.requires_grad:
+            raise NotRecordable(f"it uses a tensor of type {type(tensor).__name__} that is not in the model")
+        if memory in self._of_sources:
+            raise NotRecordable("it uses a parameter, a buffer or an input through another tensor object")
+        if self._of_attributes is None:
+            self._of_attributes = {memory_id(kept) for kept in self._snapshot.tensors}
+        if memory not in self._of_attributes:
+            raise NotRecordable("it uses a tensor of unknown origin")
+
+    def check_write(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Refuse an operation that writes a tensor which is not a constant made while recording, or was read already."""
+        if positions := written_arguments(func):
+            targets = iterate_leaves(([args[i] for i in positions if i < len(args)], kwargs))
+            memory = {memory_id(leaf) for leaf in targets if isinstance(leaf, Tensor)}
+            if not memory <= self._made - self._read:
+                raise NotRecordable(f"{func} writes a tensor that existed before, or was read already")

@@ -1,0 +1,65 @@
+"""Why a call could not be traced: what the front ends raise, and what the user is told."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import traceback
+from pathlib import Path
+
+import torch
+from torch import nn
+
+
+class NotRecordable(Exception):
+    """A call that cannot be recorded, with the reason."""
+
+
+class ModuleFails(NotRecordable):
+    """The module raises an error, or one of its operations does."""
+
+
+class ReadsValues(NotRecordable):
+    """The module reads the value of a tensor."""
+
+
+class SwallowedError(ReadsValues):
+    """The module caught the error that there is no value to read, and went on. In an export it would do the same."""
+
+
+class NotExportable(Exception):
+    """A call that cannot be exported, with the reason."""
+
+
+def describe_error(error: BaseException) -> str:
+    """The type of an error and the first line of its message."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "").rstrip(".")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def explain_failure(model: nn.Module, recording: NotRecordable, export: NotExportable | None = None) -> str:
+    """Say in one sentence why a call cannot be traced, what the likely cause is, and what to do.
+
+    Args:
+        model: the module.
+        recording: why the call could not be recorded.
+        export: why it could not be exported.
+    """
+    name = f"cannot trace {type(model).__name__}"
+    by_hand = "write the symmetry by hand with onebasin.Symmetry.from_axes and check it with verify"
+    if isinstance(recording, SwallowedError):
+        return f"{name}: it catches the error that a value cannot be read ({recording}), and goes on; {by_hand}"
+    if isinstance(recording, ReadsValues) or "data-dependent" in str(export):
+        return f"{name}: what it does depends on values of tensors ({_find_line(recording)}); {by_hand}"
+    if isinstance(recording, ModuleFails):
+        return f"{name} with these example inputs: {recording}; give inputs that it accepts, or {by_hand}"
+    if re.search(r"returns a \w*Cache", str(recording)):
+        return f"{name}: it returns a cache of past keys and values; turn that off with model.config.use_cache = False"
+    return f"{name}: {export or recording}; {by_hand}"
+
+
+def _find_line(error: NotRecordable) -> str:
+    """The innermost line of the user's code that raised an error."""
+    libraries = (str(Path(inspect.getfile(torch)).parent), str(Path(__file__).parent))
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(libraries)]
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}" if frames else str(error)

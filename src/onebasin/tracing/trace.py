@@ -1,0 +1,189 @@
+"""What a walk over programs has found so far, and what a rule is given and may say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Node
+
+from onebasin.programs.shapes import bind_arguments
+from onebasin.symmetries.structure import Pin
+from onebasin.torch_internals import find_schema
+from onebasin.tracing.axes import unification
+from onebasin.tracing.axes.scopes import enforce
+from onebasin.tracing.axes.terms import ONE, Axes, AxisTerm
+
+
+class NotCovered(Exception):
+    """What a rule raises for a use of its operation that it does not cover. All that the operation touches is pinned."""
+
+
+class Trace:
+    """The axes of every parameter, and what the operations require of them.
+
+    Attributes:
+        state: the axes of each parameter and statistic, by state key.
+        reached: the keys that some operation reads.
+        scopes: axes that one operation reads side by side.
+        units: the output channels of operations with weights, by the names of the weights.
+        outputs: the axes of what the calls return.
+        modules: the result of each call of a module: its path, the number of the call, the axes, whether it is the first of
+            several results.
+        mismatch: the reason to pin axes that the current operation joins, and that have different structures.
+    """
+
+    def __init__(self) -> None:
+        self.state: dict[str, Axes] = {}
+        self.reached: set[str] = set()
+        self.scopes: list[Axes] = []
+        self.units: dict[tuple[str, ...], AxisTerm] = {}
+        self.outputs: list[AxisTerm] = []
+        self.modules: list[tuple[str, int, Axes, bool]] = []
+        self.enter("", "")
+
+    def enter(self, operation: str, module: str) -> None:
+        """Name the operation that the next reasons are about, and the module that calls it."""
+        self.mismatch = Pin("joined with an axis of another structure", operation, module)
+
+    def explain(self, reason: str) -> Pin:
+        """A reason to pin axes, with the current operation."""
+        return replace(self.mismatch, reason=reason)
+
+    def pin(self, *axes: AxisTerm, reason: str) -> None:
+        """Fix axes, because of the current operation."""
+        for axis in axes:
+            unification.pin(axis, self.explain(reason))
+
+    def pinned(self, size: int, reason: str) -> AxisTerm:
+        """Make an axis that cannot move."""
+        return unification.pinned(size, self.explain(reason))
+
+    def join(self, *axes: AxisTerm) -> AxisTerm:
+        """Make axes equal and return the result. Axes of size one are broadcast, and left out."""
+        wide = [axis for axis in axes if axis.size != 1]
+        result = wide[0] if wide else ONE
+        for other in wide[1:]:
+            result = unification.join(result, other, self.mismatch)
+        return result
+
+    def join_axes(self, *tensors: Sequence[AxisTerm]) -> Axes:
+        """Make tensors of one shape equal, axis by axis, parents before children."""
+        result = list(tensors[0])
+        for other in tensors[1:]:
+            result = unification.join_all(zip(result, other, strict=True), self.mismatch)
+        return tuple(result)
+
+    def split(self, axis: AxisTerm, inner: int) -> tuple[AxisTerm, AxisTerm]:
+        """Split an axis into a product (outer, inner). It is pinned if its structure does not allow that."""
+        halves = unification.split(axis, inner)
+        if halves is not None:
+            return halves
+        reason = "reshaped across its structure"
+        self.pin(axis, reason=reason)
+        return self.pinned(axis.size // inner, reason), self.pinned(inner, reason)
+
+    def scope(self, *axes: AxisTerm) -> None:
+        """Say that these axes are aligned in one operation, and no others are."""
+        wide = tuple(axis for axis in axes if axis.size != 1)
+        self.scopes.append(wide)
+        enforce(wide)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of an operation by the names of its schema (``self`` is called ``input``), tensors as `Axes`.
+
+    Attributes:
+        values: the arguments, defaults filled in.
+        node: the operation in its graph.
+    """
+
+    values: Mapping[str, Any]
+    node: Node
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An argument that not every overload has."""
+        return self.values.get(name, default)
+
+    def name(self, argument: str) -> str:
+        """The names of the nodes that an argument consists of."""
+        return str(bind_arguments(self.node)[argument])
+
+    @property
+    def operation(self) -> str:
+        """The name of the operation."""
+        return operation_name(self.node)
+
+    @property
+    def operands(self) -> list[Axes]:
+        """The tensors among the arguments."""
+        return [value for value in self.values.values() if isinstance(value, tuple)]
+
+    @property
+    def input(self) -> Axes:
+        """The first operand."""
+        return self.values["input"]
+
+    @property
+    def dim(self) -> int:
+        """The argument ``dim``, as an axis of the input counted from the front."""
+        return self.axis(self["dim"])
+
+    def axis(self, dim: Any) -> int:
+        """An axis of the input, counted from the front.
+
+        Raises:
+            NotCovered: if it is not a number, or the input has no axes.
+        """
+        if not isinstance(dim, int) or not self.input:
+            raise NotCovered(f"{dim!r} is not one of its axes")
+        return dim % len(self.input)
+
+    def axes(self, dims: Any) -> set[int]:
+        """Some axes of the input, counted from the front; for None or an empty list, all of them."""
+        if dims is None or dims == [] or not self.input:
+            return set(range(len(self.input)))
+        return {self.axis(dim) for dim in (dims if isinstance(dims, (list, tuple)) else [dims])}
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the results; one if the operation returns a single tensor."""
+        values = self.node.meta["val"]
+        return [tuple(map(int, value.shape)) for value in (values if isinstance(values, (list, tuple)) else [values])]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the first result."""
+        return self.shapes[0]
+
+    @property
+    def returns_several(self) -> bool:
+        """Whether the operation returns several tensors."""
+        return not isinstance(self.node.meta["val"], Tensor)
+
+
+Rule = Callable[[Trace, Arguments], Any]
+"""Constrains the axes of the operands, and returns the axes of the result, or a list of those for several results.
+
+Raises `NotCovered` for uses that it cannot handle; any other exception is an error in the rule.
+"""
+
+
+def replace_axis(axes: Sequence[AxisTerm], dim: int, *new: AxisTerm) -> Axes:
+    """The axes of a tensor with one of them replaced by others, or dropped."""
+    return (*axes[:dim], *new, *axes[dim + 1 :])
+
+
+def operation_name(node: Node) -> str:
+    """The name of an operation in its schema, without the overload."""
+    schema = find_schema(node.target)
+    return schema.name.split("::")[-1] if schema is not None else getattr(node.target, "__name__", str(node.target))
