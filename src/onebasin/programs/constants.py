@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from onebasin.programs.failures import NotRecordable
@@ -16,6 +17,13 @@ PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 """Types of tensors whose operations a recording sees."""
 
 
+def find_memory(tensor: Tensor) -> int:
+    """A number that a tensor shares with its views."""
+    if tensor.layout != torch.strided:
+        raise NotRecordable(f"it uses a tensor with layout {tensor.layout}")
+    return memory_id(tensor)
+
+
 class ConstantMemory:
     """Where the memory of tensors comes from that are neither parameters, nor buffers of the state, nor inputs.
 
@@ -25,7 +33,7 @@ class ConstantMemory:
     """
 
     def __init__(self, sources: Iterable[Tensor], snapshot: ModuleSnapshot):
-        self._of_sources = {memory_id(tensor) for tensor in sources}
+        self._of_sources = set(map(find_memory, sources))
         self._of_attributes: set[int] | None = None  # found when it is first needed
         self._snapshot = snapshot
         self._made: set[int] = set()
@@ -34,10 +42,10 @@ class ConstantMemory:
 
     def add(self, result: Any, operands: Iterable[Tensor] = ()) -> Any:
         """Add what an operation made, unless it is a view of an operand. Returns the result."""
-        existing = {memory_id(operand) for operand in operands}
+        existing = {find_memory(operand) for operand in operands}
         for leaf in iterate_leaves(result):
-            if isinstance(leaf, Tensor) and memory_id(leaf) not in existing:
-                self._made.add(memory_id(leaf))
+            if isinstance(leaf, Tensor) and find_memory(leaf) not in existing:
+                self._made.add(find_memory(leaf))
                 self._alive.append(leaf)
         return result
 
@@ -48,11 +56,11 @@ class ConstantMemory:
             NotRecordable: if the origin of the tensor is not known.
         """
         self.check(tensor)
-        self._read.add(memory_id(tensor))
+        self._read.add(find_memory(tensor))
 
     def check(self, tensor: Tensor) -> None:
         """Refuse a tensor that was neither made while recording nor kept by a module: it may come from parameters."""
-        memory = memory_id(tensor)
+        memory = find_memory(tensor)
         if memory in self._made:
             return
         if type(tensor) not in PLAIN or tensor.requires_grad:
@@ -60,7 +68,7 @@ class ConstantMemory:
         if memory in self._of_sources:
             raise NotRecordable("it uses a parameter, a buffer or an input through another tensor object")
         if self._of_attributes is None:
-            self._of_attributes = {memory_id(kept) for kept in self._snapshot.tensors}
+            self._of_attributes = {memory_id(kept) for kept in self._snapshot.tensors if kept.layout == torch.strided}
         if memory not in self._of_attributes:
             raise NotRecordable("it uses a tensor of unknown origin")
 
@@ -68,6 +76,6 @@ class ConstantMemory:
         """Refuse an operation that writes a tensor which is not a constant made while recording, or was read already."""
         if positions := written_arguments(func):
             targets = iterate_leaves(([args[i] for i in positions if i < len(args)], kwargs))
-            memory = {memory_id(leaf) for leaf in targets if isinstance(leaf, Tensor)}
+            memory = {find_memory(leaf) for leaf in targets if isinstance(leaf, Tensor)}
             if not memory <= self._made - self._read:
                 raise NotRecordable(f"{func} writes a tensor that existed before, or was read already")

@@ -22,7 +22,7 @@ from torch.fx import Graph, Node
 from torch.overrides import TorchFunctionMode
 
 from onebasin.programs.calls import Call
-from onebasin.programs.constants import PLAIN, ConstantMemory
+from onebasin.programs.constants import PLAIN, ConstantMemory, find_memory
 from onebasin.programs.failures import ModuleFails, NotRecordable, ReadsValues, SwallowedError, describe_error
 from onebasin.programs.graph import FrontEnd, Program
 from onebasin.programs.isolation import isolated, run_module
@@ -43,7 +43,6 @@ from onebasin.torch_internals import (
     below_autograd,
     ignore_torch_function,
     make_stand_in,
-    memory_id,
     tree_leaves,
 )
 
@@ -251,7 +250,7 @@ class _Recorder(TorchDispatchMode):
             if kind not in (InputKind.PARAMETER, InputKind.BUFFER):
                 self._given[node.name] = tensor
             self._nodes[id(tensor)] = node
-            self._memory[id(tensor)] = memory_id(tensor)
+            self._memory[id(tensor)] = find_memory(tensor)
             self._num_views[self._memory[id(tensor)]] += 1
         return self._nodes[id(tensor)]
 
@@ -329,8 +328,8 @@ def _name_sources(model: nn.Module, call: Call) -> dict[int, tuple[Tensor, Input
             if found.setdefault(id(value), (value, kind, key))[1] == InputKind.USER_INPUT:
                 raise NotRecordable(f"{key} is given as an input")
     for tensor, _, name in found.values():
-        if type(tensor) not in PLAIN:
-            raise NotRecordable(f"{name} is a tensor of type {type(tensor).__name__}")
+        if type(tensor) not in PLAIN or tensor.layout != torch.strided:
+            raise NotRecordable(f"{name} is a tensor of type {type(tensor).__name__} with layout {tensor.layout}")
     for name, value in parameters.items():
         if id(value) not in found:
             raise NotRecordable(f"the parameter {name} is not in the state dict")

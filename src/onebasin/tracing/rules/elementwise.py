@@ -7,9 +7,10 @@ from onebasin.tracing.axes.unification import cut, join_all
 from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, replace_axis
 
 
-def pointwise(trace: Trace, args: Arguments) -> Axes:
+def pointwise(trace: Trace, args: Arguments) -> Axes | list[Axes]:
     """Join all operands, aligned at the last axis. An operand of extent one is broadcast."""
-    return broadcast(trace, *args.operands)
+    result = broadcast(trace, *args.operands)
+    return [result] * len(args.shapes) if args.returns_several else result
 
 
 def broadcast(trace: Trace, *operands: Axes) -> Axes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onebasin.tracing.axes.terms import ONE, Axes, AxisTerm
-from onebasin.tracing.trace import Arguments, Rule, Trace, replace_axis
+from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, replace_axis
 
 
 def _carry(trace: Trace, channels: AxisTerm, args: Arguments) -> AxisTerm:
@@ -15,6 +15,8 @@ def _carry(trace: Trace, channels: AxisTerm, args: Arguments) -> AxisTerm:
 
 def channel_norm(trace: Trace, args: Arguments) -> Axes:
     """Batch and instance norm: one statistic per channel, or one per sample and channel."""
+    if len(args.input) < 2:
+        raise NotCovered("there is no axis of channels")
     batch, channels, *spatial = args.input
     trace.scope(channels)
     return (batch, _carry(trace, channels, args), *spatial)

@@ -106,7 +106,7 @@ def pad(trace: Trace, args: Arguments) -> Axes:
             trace.pin(result[axis], reason=_NEIGHBOURS)
             result[axis] = trace.pinned(result[axis].size + before + after, _NEIGHBOURS)
         else:
-            kept = result[axis] if result[axis].size > 1 else Atom(1)
+            kept = result[axis] if result[axis].size != 1 else Atom(1)
             result[axis] = Sum(tuple(part for part in (Uniform(before), kept, Uniform(after)) if part.size))
     return tuple(result)
 
@@ -129,7 +129,7 @@ RULES: dict[str, Rule] = {
     **{
         f"{kind}_pool{n}d{suffix}": _pool(n)
         for n in (1, 2, 3)
-        for kind in ("avg", "max", "lp", "adaptive_avg", "adaptive_max", "fractional_max", "_adaptive_avg")
+        for kind in ("avg", "max", "lp", "adaptive_avg", "adaptive_max", "_adaptive_avg")
         for suffix in ("", "_with_indices")
     },
     **{
