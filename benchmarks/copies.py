@@ -56,7 +56,7 @@ def main() -> None:
     records = []
     print(f"{'network':10}{'method':18}{'exact':>7}{'agreement':>11}{'steps':>7}{'seconds':>9}")
     for name in options.networks:
-        for method, extra in (("sinkhorn", {}), ("sinkhorn", {"first_look": False}), ("weight-matching", {})):
+        for method, extra in (("sinkhorn", {}), ("sinkhorn", {"detect_copy": False}), ("weight-matching", {})):
             record = run_trial(name, method, options.device, options.seed, **extra)
             records.append(record)
             label = method + (" (descent)" if extra else "")

@@ -177,9 +177,9 @@ def solve_plainly(task: Task) -> Answer:
 Solver = Callable[[Task], Answer]
 COPY_SOLVERS: dict[str, Solver] = {
     "ours, Sinkhorn": solve_ours,
-    "ours, descent alone": lambda task: solve_ours(task, first_look=False),
+    "ours, descent alone": lambda task: solve_ours(task, detect_copy=False),
     "ours, weight matching": lambda task: solve_ours(task, method="weight-matching"),
-    "ours, sweeps alone": lambda task: solve_ours(task, method="weight-matching", first_look=False),
+    "ours, sweeps alone": lambda task: solve_ours(task, method="weight-matching", detect_copy=False),
     "authors": lambda task: solve_authors(task, "l1"),
     "rebasin": solve_rebasin,
     "plain weight matching": solve_plainly,

@@ -38,7 +38,7 @@ def test_planted_permutations_are_found(method, name):
     inputs = CASES[name].inputs()
     twin, symmetry, answer = planted(model, inputs)
     data = [(torch.randn(64, *inputs.shape[1:]) if inputs.is_floating_point() else inputs, None) for _ in range(4)]
-    sweeps = {"first_look": False}
+    sweeps = {"detect_copy": False}
     options = {"activation-matching": {"data": data}, "sinkhorn": sweeps, "weight-matching": sweeps}.get(method, {})
     result = ob.align(twin, to=model, symmetry=symmetry, method=method, init=None, **options)
     if name == "tied embedding" and method == "activation-matching":
@@ -64,7 +64,7 @@ def test_one_look_finds_a_copy(name):
 def test_a_look_that_finds_nothing_changes_nothing():
     a, b = mlp(), mlp()
     nn.init.normal_(b[0].weight)
-    looked, plain = (ob.align(b, to=a, example_inputs=X, steps=5, first_look=first) for first in (True, False))
+    looked, plain = (ob.align(b, to=a, example_inputs=X, steps=5, detect_copy=first) for first in (True, False))
     assert looked.permutation == plain.permutation
     assert looked.history == plain.history
 
@@ -82,7 +82,7 @@ def test_nothing_is_touched_and_the_result_tells_all():
     model = mlp()
     twin, _, answer = planted(model, X)
     before = copy.deepcopy((model.state_dict(), twin.state_dict()))
-    result = ob.align(twin, to=model, example_inputs=X, first_look=False)
+    result = ob.align(twin, to=model, example_inputs=X, detect_copy=False)
     for state, kept in zip((model.state_dict(), twin.state_dict()), before, strict=True):
         assert all(torch.equal(state[key], value) for key, value in kept.items())
     assert result.permutation == answer
@@ -123,7 +123,7 @@ def test_no_method_ends_above_its_start(method, objective):
 def test_a_descent_can_be_resumed():
     model = mlp()
     twin, symmetry, answer = planted(model, X)
-    first = ob.align(twin, to=model, symmetry=symmetry, steps=5, polish=False, first_look=False)
+    first = ob.align(twin, to=model, symmetry=symmetry, steps=5, polish=False, detect_copy=False)
     assert not first.converged
     second = ob.align(twin, to=model, symmetry=symmetry, steps=95, polish=False, logits=first.logits)
     assert second.history[0]["soft"] < first.history[0]["soft"]
@@ -139,9 +139,9 @@ def test_a_network_without_hidden_units_is_left_alone(method):
 
 
 def test_progress_is_for_people(capsys):
-    ob.align(mlp(), to=mlp(), example_inputs=X, method="weight-matching", progress=True)
+    ob.align(mlp(), to=mlp(), example_inputs=X, method="weight-matching", detect_copy=False, progress=True)
     captured = capsys.readouterr()
-    assert "sweep 0" in captured.err
+    assert "sweep 1: 0 of 2" in captured.err
     assert not captured.out
 
 
@@ -162,7 +162,7 @@ def test_seeds_callbacks_and_options():
     seen = []
     descent = {"steps": 3, "noise": 0.1, "seed": 5, "polish": False}
     first, second = (
-        ob.align(twin, to=model, symmetry=symmetry, first_look=False, **descent, callback=seen.append) for _ in range(2)
+        ob.align(twin, to=model, symmetry=symmetry, detect_copy=False, **descent, callback=seen.append) for _ in range(2)
     )
     assert first.history == second.history
     assert len(seen) == 6
@@ -205,7 +205,7 @@ def test_state_dicts_serve_where_no_network_is_run():
     ("change", "message"),
     [
         (lambda a: a.update(to=nn.Linear(3, 2)), "different architectures"),
-        (lambda a: a.update(to=mlp(11)), r"'0.weight' has shape \(10, 3\) in one model and \(11, 3\)"),
+        (lambda a: a.update(to=mlp(11)), r"'0.weight' has shape \(10, 3\) in the model to permute and \(11, 3\)"),
         (lambda a: a["to"][0].weight.data.fill_(float("nan")), "'0.weight' of the model to align to holds NaN"),
         (lambda a: a.update(to=a["to"].to("meta")), "meta device"),
         (lambda a: a.update(method="magic"), "method must be one of"),
@@ -224,9 +224,11 @@ def test_refusals_come_first(change, message):
 
 
 def test_plans_that_do_not_fit_are_refused(monkeypatch):
-    monkeypatch.setattr("onebasin.matching.alignment._available_memory", lambda device: 1000)
+    for module in ("methods.sinkhorn", "recommendation"):
+        monkeypatch.setattr(f"onebasin.matching.{module}.available_memory", lambda device: 1000)
     with pytest.raises(ValueError, match=r"the plans need about 0\.0 GiB"):
-        ob.align(mlp(), to=mlp(), example_inputs=X)
+        ob.align(mlp(), to=mlp(), example_inputs=X, method="sinkhorn", detect_copy=False)
+    assert ob.align(mlp(), to=mlp(), example_inputs=X, detect_copy=False).method == "weight-matching"
 
 
 @pytest.mark.cuda
