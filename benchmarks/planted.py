@@ -64,7 +64,7 @@ def run_trial(trial: tuple[str, int, int]) -> dict[str, Any]:
         record[name] = {
             "exact": result.permutation == planted.inverse(),
             "cost": result.cost,
-            "steps": len([entry for entry in result.history if "soft" in entry or "sweep" in entry]),
+            "steps": len([entry for entry in result.history if entry["by"] != "polish"]),
             "seconds": result.seconds,
         }
     return record

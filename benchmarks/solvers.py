@@ -84,7 +84,7 @@ def solve_ours(task: Task, **options: Any) -> Answer:
     with _timed_assignments() as spent:
         found = ob.align(task.model, to=task.to, symmetry=symmetry, **options)
     done = time.perf_counter()
-    steps = [entry for entry in found.history if "hard" in entry or "sweep" in entry]
+    steps = [entry for entry in found.history if entry["by"] != "polish" and ("hard" in entry or "sweep" in entry)]
     count = steps[-1].get("step", steps[-1].get("sweep", 0)) + 1 if steps else 0
     return Answer(found.model.state_dict(), count, traced - begin, done - traced, sum(spent))
 

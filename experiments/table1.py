@@ -109,7 +109,7 @@ def _solve(method: str, model: nn.Module, copy: Any, target: Any, symmetry: ob.S
         "sinkhorn-unrolled": {"detect_copy": False, "polish": False, "gradient": "unrolled"},
     }[method]
     result = ob.align(copy, to=target, symmetry=symmetry, seed=seed, **options)
-    return result.model, len([entry for entry in result.history if "hard" in entry or "sweep" in entry])
+    return result.model, len([entry for entry in result.history if entry["by"] != "polish"])
 
 
 def draw(records: list[dict[str, Any]], folder: Path) -> None:

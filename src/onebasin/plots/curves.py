@@ -82,13 +82,19 @@ def plot_paths(paths: Mapping[str, Path], ax: Axes | None = None, metric: str = 
 def history_series(history: Sequence[Mapping[str, Any]]) -> dict[str, tuple[list[int], list[float]]]:
     """The curves in the history of an alignment: for each quantity that can be drawn, steps (or sweeps) and values.
 
-    Empty for a method that does not descend, such as activation matching.
+    Of several methods that followed each other the last is drawn, with what its result was polished to. Empty for a method
+    that does not descend, such as activation matching.
     """
+    methods = [entry["by"] for entry in history if entry.get("by", "polish") != "polish"]
     series: dict[str, tuple[list[int], list[float]]] = {}
-    for number, entry in enumerate(history):
+    last = 0
+    for entry in history:
+        if "polish" not in entry and entry.get("by") != (methods[-1] if methods else None):
+            continue
+        last = entry.get("step", entry.get("sweep", last))
         for name in entry.keys() & _SERIES.keys():
             steps, values = series.setdefault(name, ([], []))
-            steps.append(entry.get("step", entry.get("sweep", number)) + 1)
+            steps.append(last + 1)
             values.append(entry[name])
     return {name: series[name] for name in _SERIES if name in series}
 
@@ -110,7 +116,7 @@ def plot_history(history: Sequence[Mapping[str, Any]], ax: Axes | None = None) -
         label, style = _SERIES[name]
         ax.plot(steps, values, label=label, **style)
     ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
-    ax.set_xlabel("sweep" if "sweep" in history[0] else "step")
+    ax.set_xlabel("sweep" if "inner" in series else "step")
     ax.set_ylabel(_SERIES["inner"][0] if "inner" in series else "cost")
     if len(series) > 1:
         ax.legend(frameon=False, handlelength=2.6)

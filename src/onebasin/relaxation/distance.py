@@ -188,7 +188,7 @@ def differentiate(kind: Kind, values: Tensor, target: Tensor) -> tuple[Tensor, T
     # Row by row: a norm is added up in one place, and over a million entries it would lose four digits.
     if kind == "l1":
         return torch.linalg.vector_norm(rows, 1, dim=-1).sum(), values.sign_()
-    return torch.linalg.vector_norm(rows, dim=-1).square_().sum(), values
+    return torch.linalg.vector_norm(rows, dim=-1).square().sum(), values
 
 
 def _find_group(layout: Layout, symmetry: Symmetry) -> str | None:
