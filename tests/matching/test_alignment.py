@@ -4,6 +4,7 @@ import pytest
 import torch
 from networks import CASES
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import onebasin as ob
 
@@ -128,6 +129,58 @@ def test_a_descent_can_be_resumed():
     second = ob.align(twin, to=model, symmetry=symmetry, steps=95, polish=False, logits=first.logits)
     assert second.history[0]["soft"] < first.history[0]["soft"]
     assert second.permutation == answer
+
+
+def pair():
+    torch.manual_seed(5)
+    a, b = mlp(), mlp()
+    for p in b.parameters():
+        nn.init.normal_(p, std=0.5)
+    return a, b
+
+
+def test_data_that_an_objective_does_not_use_changes_nothing():
+    a, b = pair()
+    plain, given = (ob.align(b, to=a, example_inputs=X, method="sinkhorn", data=data) for data in (None, DATA))
+    assert given.permutation == plain.permutation
+    assert (given.cost, given.start_cost, given.history) == (plain.cost, plain.start_cost, plain.history)
+    twin, symmetry, answer = planted(a, X)
+    assert ob.align(twin, to=a, symmetry=symmetry, method="sinkhorn", data=DATA).permutation == answer
+
+
+def test_the_start_cost_is_that_of_the_model_as_given():
+    a, b = pair()
+    start = ob.align(b, to=a, example_inputs=X, method="weight-matching")
+    result = ob.align(b, to=a, example_inputs=X, method="ste", steps=1, init=start.permutation)
+    assert result.start_cost == start.start_cost == pytest.approx(float(ob.WeightDistance()(b.state_dict(), a.state_dict())))
+    assert result.cost <= start.cost
+
+
+def test_a_loader_that_shuffles_is_judged_on_the_same_batches():
+    a, b = pair()
+    loader = DataLoader(TensorDataset(X, Y), batch_size=8, shuffle=True)
+    options = {"objective": ob.Midpoint(nn.functional.cross_entropy), "data": loader, "steps": 3}
+    state = torch.get_rng_state()
+    first, second = (ob.align(b, to=a, example_inputs=X, **options) for _ in range(2))
+    assert (first.start_cost, first.cost, first.history) == (second.start_cost, second.cost, second.history)
+    assert ob.align(b, to=a, example_inputs=X, seed=1, **options).start_cost != first.start_cost
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_history_and_callback_have_every_entry():
+    a, b = pair()
+    seen = []
+    result = ob.align(b, to=a, example_inputs=X, init="weight-matching", method="sinkhorn", steps=4, callback=seen.append)
+    assert result.history == seen
+    assert list(dict.fromkeys(entry["by"] for entry in seen)) == ["weight-matching", "sinkhorn", "polish"]
+    assert all("inner" in entry for entry in seen if entry["by"] == "weight-matching")
+    assert [entry["polish"] for entry in seen if "polish" in entry][-1] >= result.cost
+
+
+def test_notebooks_show_it():
+    a, b = pair()
+    page = ob.align(b, to=a, example_inputs=X, method="weight-matching")._repr_html_()
+    assert "<td>weight-matching</td>" in page
 
 
 @pytest.mark.parametrize("method", METHODS)

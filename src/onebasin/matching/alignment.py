@@ -133,7 +133,11 @@ def align(
     goal = as_objective(objective)
     check_option("restarts", restarts, at_least=0)
     check_init(init)
+    notes: list[str] = []
     named = None if method == AUTO else make_method(method, options)
+    if named is None and (options or objective is not None):
+        named = make_method("sinkhorn", options)
+        notes.append("sinkhorn was chosen: it minimises any objective.")
     first = make_method(init, {}) if isinstance(init, str) else init
     batches = read_data(goal, data)
     for each in (named, first):
@@ -142,11 +146,9 @@ def align(
     check_models(model, to)
     symmetry = find_symmetry(model, example_inputs, symmetry, batches)
     chosen = symmetry.restrict(groups)
-    notes: list[str] = []
     if named is None:
         has_data = batches is not None and isinstance(model, nn.Module)
-        states = read_state(model), read_state(to)
-        named, reason = recommend(chosen, states, has_data, objective is not None, options)
+        named, reason = recommend(chosen, read_state(model), read_state(to), has_data)
         notes.append(f"{named.name} was chosen: {reason}.")
     history: list[Entry] = []
 

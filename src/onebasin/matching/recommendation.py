@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from onebasin.matching.methods import ActivationMatching, Method, Sinkhorn, WeightMatching, make_method
+from onebasin.matching.methods import ActivationMatching, Method, Sinkhorn, WeightMatching
 from onebasin.matching.methods.sinkhorn import available_memory, plan_memory
 from onebasin.symmetries import Symmetry
 from onebasin.symmetries.layout import factors
@@ -25,23 +24,17 @@ class Recommendation(NamedTuple):
     reason: str
 
 
-def recommend(
-    symmetry: Symmetry, states: tuple[State, State], has_data: bool, has_objective: bool, options: Mapping[str, Any]
-) -> Recommendation:
-    """The method for a problem.
+def recommend(symmetry: Symmetry, source: State, target: State, has_data: bool) -> Recommendation:
+    """The method for a problem whose objective the user has not named.
 
     Args:
         symmetry: its groups are to be decided.
-        states: of both models.
+        source: the model to permute.
+        target: the model to align it to.
         has_data: whether there are modules to run, and data.
-        has_objective: whether the user has named an objective.
-        options: that the user has given: they are those of "sinkhorn".
     """
-    if options or has_objective:
-        return Recommendation(make_method("sinkhorn", options), "it minimises any objective")
     if has_data:
         return Recommendation(ActivationMatching(), "there is data, and no objective was named")
-    source, target = states
     available = available_memory(target.device)
     needed = plan_memory(symmetry, target.dtype) + 2 * source.num_bytes + 2 * target.num_bytes
     if available is not None and needed > available / 2:
