@@ -11,6 +11,7 @@ from onebasin.programs.calls import read_calls
 from onebasin.programs.exporting import export
 from onebasin.symmetries.layout import Factor
 from onebasin.symmetries.verification import verify_programs
+from onebasin.tensors.states import read_state
 from onebasin.tracing import symmetry as trace
 
 
@@ -89,7 +90,7 @@ def test_verification_names_the_group_to_blame():
     wrong = dataclasses.replace(right, layouts={**right.layouts, "3.running_mean": (Factor(6),)})
     calls = read_calls(inputs)
     programs = [export(model, call) for call in calls]
-    state = dict(model.state_dict())
+    state = read_state(model)
     assert verify_programs(right, programs, state) < 1e-12
     with pytest.raises(ValueError, match=r"permuting changes the function on random weights by .*: '2.weight'"):
         verify_programs(wrong, programs, state)

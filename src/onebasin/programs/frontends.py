@@ -73,8 +73,8 @@ def _record_and_check(model: nn.Module, call: Call, check: bool, training: bool 
 def check_recording(program: Program, model: nn.Module, call: Call) -> None:
     """Check that a recording returns what the module returns, on the module's own weights.
 
-    It runs the same operations in the same order, so a difference is a fault of the recording. Types of less than 32 bits are
-    promoted, because some processors lack operations in them. On the meta device nothing can be checked.
+    It runs the same operations in the same order, so a difference is a fault of the recording. Types of less than 32 bits
+    are promoted, because some processors lack operations in them. On the meta device nothing can be checked.
 
     Raises:
         NotRecordable: if the results differ, or cannot be compared.

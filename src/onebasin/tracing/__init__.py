@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from onebasin.programs.calls import Call, read_calls
-from onebasin.programs.frontends import read_program, read_training_programs
+from onebasin.programs.frontends import read_program
 from onebasin.programs.graph import Program
-from onebasin.symmetries.structure import Symmetry
+from onebasin.symmetries import Symmetry
 from onebasin.symmetries.verification import verify_programs
 from onebasin.tensors.states import find_ties, read_state
 from onebasin.tracing.axes.terms import forget_normal_forms
-from onebasin.tracing.conversion import find_unreached, to_symmetry
+from onebasin.tracing.conversion import to_symmetry
 from onebasin.tracing.trace import Trace
 from onebasin.tracing.walk import walk
 
@@ -43,9 +42,9 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True) -> Symm
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
     calls = read_calls(example_inputs)
-    state = {key: value for key, value in read_state(model).items() if isinstance(value, Tensor)}
     result, programs = trace_calls(model, calls, check=verify)
-    if verify and not any(value.is_meta for value in state.values()):
+    state = read_state(model)
+    if verify and state.device.type != "meta":
         verify_programs(result, programs, state)
     return result
 
@@ -58,7 +57,6 @@ def trace_calls(model: nn.Module, calls: Sequence[Call], check: bool = True) -> 
     trace = Trace()
     for program in programs:
         walk(program, trace, aliases)
-    state = {key: value for key, value in read_state(model).items() if isinstance(value, Tensor)}
-    result = to_symmetry(trace, model, state, ties)
+    result = to_symmetry(trace, model, read_state(model).shapes, ties)
     forget_normal_forms()
     return result, programs

@@ -9,9 +9,9 @@ from functools import reduce
 
 from torch import Tensor, nn
 
+from onebasin.symmetries import Group, Pin, Site, Symmetry
 from onebasin.symmetries.layout import Factor, Layout, Product, Sum, Term
 from onebasin.symmetries.layout import names as names_in
-from onebasin.symmetries.structure import Group, Pin, Site, Symmetry
 from onebasin.tracing.axes.scopes import solve_scopes
 from onebasin.tracing.axes.terms import Atom, AxisTerm, Piecewise, leaves, parents_of, resolve
 from onebasin.tracing.axes.unification import join, pin
@@ -47,6 +47,7 @@ def to_symmetry(trace: Trace, model: nn.Module, state: Mapping[str, Tensor], tie
         sites=_sites(trace, model, names, groups),
         num_hidden=num_hidden,
         num_free=num_free,
+        is_traced=True,
     )
 
 

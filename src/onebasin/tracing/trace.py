@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from onebasin.programs.shapes import bind_arguments
-from onebasin.symmetries.structure import Pin
+from onebasin.symmetries import Pin
 from onebasin.torch_internals import find_schema
 from onebasin.tracing.axes import unification
 from onebasin.tracing.axes.scopes import enforce

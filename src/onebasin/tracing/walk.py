@@ -15,7 +15,7 @@ from torch.fx.node import map_arg
 from onebasin.programs.graph import Program
 from onebasin.programs.noise import draws_numbers
 from onebasin.programs.shapes import bind_arguments
-from onebasin.symmetries.structure import Pin
+from onebasin.symmetries import Pin
 from onebasin.torch_internals import find_schema
 from onebasin.tracing.axes import unification
 from onebasin.tracing.axes.scopes import enforce

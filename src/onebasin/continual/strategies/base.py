@@ -14,7 +14,7 @@ from onebasin.continual.memory import Memory
 from onebasin.continual.samples import Feed, Samples, as_input
 from onebasin.continual.stepping import run_steps
 from onebasin.continual.streams import Task
-from onebasin.landscape.repair import batch_norms, reset_statistics
+from onebasin.landscape.batch_norm import batch_norms, reset_statistics
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]

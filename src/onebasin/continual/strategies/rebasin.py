@@ -14,9 +14,8 @@ from onebasin.continual.strategies.base import Loss, MakeOptimizer, Strategy, Tr
 from onebasin.continual.strategies.halfway import HalfWay
 from onebasin.continual.strategies.replay import check_weighting
 from onebasin.operator import sinkhorn
-from onebasin.relaxation.network import RebasinNet
-from onebasin.symmetries.permutation import Permutation
-from onebasin.symmetries.structure import Symmetry
+from onebasin.relaxation.rebasin_net import RebasinNet
+from onebasin.symmetries import Permutation, Symmetry
 
 Fusion = Literal["code", "paper"]
 _NUM_JUDGES = 500

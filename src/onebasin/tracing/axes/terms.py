@@ -17,8 +17,8 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from onebasin.symmetries import Pin
 from onebasin.symmetries.layout import Product, Sum
-from onebasin.symmetries.structure import Pin
 
 _numbers = itertools.count()
 

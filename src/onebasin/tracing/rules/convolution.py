@@ -15,8 +15,8 @@ _TO_CHANNELS = "positions become channels"
 def convolution(trace: Trace, args: Arguments) -> Axes:
     """y[o] = sum_c w[o, c] * x[c]; with groups, o and c run inside each group.
 
-    Channels of a grouped convolution are (group, channel): whole groups may move, and the channels inside each. The weight of
-    a transposed convolution has the input channels first.
+    Channels of a grouped convolution are (group, channel): whole groups may move, and the channels inside each. The weight
+    of a transposed convolution has the input channels first.
     """
     x, weight, groups = args.input, args["weight"], args["groups"]
     num_spatial = len(weight) - 2
