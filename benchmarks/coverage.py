@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks.architectures import LIBRARIES, Architecture
 from onebasin.programs.calls import read_calls
 from onebasin.symmetries import Symmetry
 from onebasin.symmetries.verification import verify_programs
+from onebasin.tensors.states import read_state
 from onebasin.tracing import trace_calls
 
 Record = dict[str, Any]
@@ -56,8 +57,7 @@ def measure(architecture: Architecture) -> Record:
         return record | {"verdict": "not verified", "why": architecture.unverified}
     start = time.process_time()
     try:
-        state = {key: value for key, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
-        error = verify_programs(symmetry, programs, state)
+        error = verify_programs(symmetry, programs, read_state(model))
     except ValueError as wrong:
         verdict = "not verified" if "cannot verify" in str(wrong) else "WRONG"
         return record | {"verdict": verdict, "why": str(wrong).splitlines()[0]}

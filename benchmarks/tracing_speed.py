@@ -16,6 +16,7 @@ import torch
 from benchmarks.architectures import Logits, declare_torchvision_operators
 from onebasin.programs.calls import read_calls
 from onebasin.symmetries.verification import verify_programs
+from onebasin.tensors.states import read_state
 from onebasin.tracing import trace_calls
 
 Result = TypeVar("Result")
@@ -45,8 +46,7 @@ def main() -> None:
     calls = read_calls({"input_ids": torch.arange(8).view(1, 8)})
     print(f"GPT-2, {sum(p.numel() for p in gpt.parameters()) / 1e6:.0f} million parameters")
     symmetry, programs = timed("  traced", lambda: trace_calls(gpt, calls))
-    state = dict(gpt.state_dict(keep_vars=True))
-    error = timed("  verified", lambda: verify_programs(symmetry, programs, state))
+    error = timed("  verified", lambda: verify_programs(symmetry, programs, read_state(gpt)))
     print(f"  {symmetry.summary()}; relative error {error:.0e}")
 
 

@@ -15,7 +15,7 @@ from typing import Any, is_typeddict
 PAGE = Path(__file__).parent / "api.md"
 _PROPERTIES = (property, functools.cached_property)
 SECTIONS: dict[str, dict[str, list[str]]] = {
-    "Symmetry and permutation": {"onebasin": ["symmetry", "Symmetry", "Group", "Permutation"]},
+    "Symmetry and permutation": {"onebasin": ["symmetry", "Symmetry", "Group", "Permutation", "UnreachedWarning"]},
     "Alignment": {
         "onebasin": ["align", "Alignment", "merge", "WeightDistance", "Midpoint", "RandomPoint", "RebasinNet"],
     },
@@ -47,7 +47,7 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
         ],
     },
 }
-_HEADING = re.compile(r"(Args|Attributes|Returns|Raises|Yields):")
+_HEADING = re.compile(r"(Args|Attributes|Returns|Raises|Warns|Yields):")
 _WIDTH = 100
 
 
@@ -153,7 +153,7 @@ def _translate(thing: Any) -> list[str]:
         elif section and line and not line.startswith(" "):
             section = ""
             lines.append(line)
-        elif section in ("Args", "Attributes", "Raises") and re.match(r" {4}\S", line):
+        elif section in ("Args", "Attributes", "Raises", "Warns") and re.match(r" {4}\S", line):
             name, _, text = line.strip().partition(": ")
             lines.append(f"- `{name}`: {text}")
         elif section:

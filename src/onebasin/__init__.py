@@ -13,7 +13,7 @@ from onebasin.operator import sinkhorn
 from onebasin.relaxation.assignment import assign
 from onebasin.relaxation.objectives import Midpoint, Objective, RandomPoint, WeightDistance
 from onebasin.relaxation.rebasin_net import RebasinNet
-from onebasin.symmetries import Group, Permutation, Symmetry
+from onebasin.symmetries import Group, Permutation, Symmetry, UnreachedWarning
 from onebasin.tensors.interpolation import interpolate
 from onebasin.tracing import symmetry
 
@@ -40,6 +40,7 @@ __all__ = [
     "Sinkhorn",
     "StraightThrough",
     "Symmetry",
+    "UnreachedWarning",
     "WeightDistance",
     "WeightMatching",
     "align",

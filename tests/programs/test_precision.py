@@ -1,3 +1,4 @@
+import pytest
 import torch
 from cases import Fn
 from torch import nn
@@ -21,6 +22,7 @@ def test_types_that_an_operation_names_are_promoted():
     assert compute_in_float64(torch.ops.aten.arange.default, (3,), {}).dtype == torch.int64
 
 
+@pytest.mark.filterwarnings("ignore::onebasin.UnreachedWarning")  # the norm's own weight
 def test_statistics_of_the_user_are_not_updated():
     """In training mode a norm writes them, and in float64 nothing is copied by a cast."""
 

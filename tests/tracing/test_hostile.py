@@ -16,6 +16,9 @@ from onebasin.programs.failures import NotRecordable
 from onebasin.programs.recording import record
 
 
+pytestmark = pytest.mark.filterwarnings("ignore::onebasin.UnreachedWarning")  # no module uses all of its parameters
+
+
 @pytest.fixture(autouse=True)
 def float64():
     torch.set_default_dtype(torch.float64)

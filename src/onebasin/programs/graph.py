@@ -61,6 +61,11 @@ class Program:
         """The state keys of the placeholders that stand for parameters and buffers of the state."""
         return {name: key for name, (kind, key) in self.inputs.items() if kind in (InputKind.PARAMETER, InputKind.BUFFER)}
 
+    @property
+    def reads(self) -> set[str]:
+        """The state keys that some operation reads."""
+        return {self.keys[node.name] for node in self.graph.nodes if node.name in self.keys and node.users}
+
     @functools.cached_property
     def is_random(self) -> bool:
         """Whether some operation draws random numbers."""

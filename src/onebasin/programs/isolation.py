@@ -48,14 +48,14 @@ def isolated(model: nn.Module, call: Call) -> Iterator[ModuleSnapshot]:
                 torch.set_rng_state(numbers)
 
 
-def run_module(model: nn.Module, call: Call, training: bool = False, buffers: Mapping[str, Tensor] | None = None) -> Any:
+def run_module(model: nn.Module, call: Call, training: bool = False, state: Mapping[str, Tensor] | None = None) -> Any:
     """Call a module that is `isolated`.
 
     Args:
         model: the module.
         call: its arguments.
         training: use train mode, as the module's own ``train()`` sets it; norms do not count their batches.
-        buffers: used instead of the module's own.
+        state: parameters and buffers that are used instead of the module's own.
     """
     if training:
         model.train()
@@ -63,8 +63,8 @@ def run_module(model: nn.Module, call: Call, training: bool = False, buffers: Ma
             if isinstance(module, BatchNorm):
                 module.num_batches_tracked = None
     args, kwargs = tree_map(lambda leaf: leaf, (call.args, call.kwargs))  # the module may write into lists and dicts
-    if buffers:
-        return torch.func.functional_call(model, dict(buffers), args, kwargs)
+    if state:
+        return torch.func.functional_call(model, dict(state), args, kwargs)
     return model(*args, **kwargs)
 
 

@@ -27,9 +27,9 @@ class ModuleSnapshot:
 
     def __init__(self, model: nn.Module, inputs: Iterable[Any] = ()):
         self.tensors: list[Tensor] = []
+        self._model = model
         self._contents: dict[int, tuple[Any, Any]] = {}  # by identity of a container: itself, and a copy
         self._add([vars(module) for module in model.modules()])
-        self._state = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         leaves = [*model.parameters(), *(t for t in inputs if isinstance(t, Tensor) and t.is_leaf)]
         self._gradients = [(leaf, leaf.requires_grad, leaf.grad) for leaf in leaves]
 
@@ -60,8 +60,9 @@ class ModuleSnapshot:
 
     @contextlib.contextmanager
     def restoring_values(self) -> Iterator[None]:
-        """Afterwards, undo what was written into tensors that are neither parameters nor buffers."""
-        before = [(tensor, tensor.detach().clone()) for tensor in self.tensors if id(tensor) not in self._state]
+        """Afterwards, undo what was written into tensors that are not in the state dict."""
+        state = {id(value) for value in self._model.state_dict(keep_vars=True).values()}
+        before = [(tensor, tensor.detach().clone()) for tensor in self.tensors if id(tensor) not in state]
         try:
             yield
         finally:

@@ -20,6 +20,8 @@ def describe(symmetry: Structure) -> str:
     lines = [symmetry.summary()]
     for rows in _tables(symmetry):
         lines += ["", *_columns(rows)]
+    reasons = dict.fromkeys(front_end.reason for front_end in symmetry.front_ends if front_end.name == "export")
+    lines += [line for reason in reasons for line in ("", f"exported, because it could not be recorded: {reason}")]
     if symmetry.unreached:
         lines += ["", f"never used by these calls, left alone: {_shorten(symmetry.unreached)}"]
     return "\n".join(lines)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
 from torch import Tensor, nn
 
+from onebasin.programs.graph import FrontEnd
 from onebasin.symmetries.layout import Factor, Layout, dependencies, factors, find_parent, fit, parse, write
 from onebasin.tensors.states import Model, Ties, check_ties, find_ties, read_state
+
+
+class UnreachedWarning(UserWarning):
+    """Parameters that no call used may read or write free units. If they do, a permutation changes what they compute."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ class Structure:
         num_hidden: hidden units: output channels of weight operations that are not model outputs.
         num_free: how many of those can move.
         is_traced: whether it was found by tracing, which verifies it, or written by hand.
+        front_ends: what made the program of each call and, if it was exported, why it was not recorded.
     """
 
     groups: Mapping[str, Group]
@@ -79,6 +86,7 @@ class Structure:
     num_hidden: int = 0
     num_free: int = 0
     is_traced: bool = False
+    front_ends: tuple[FrontEnd, ...] = ()
 
     @functools.cached_property
     def parents(self) -> dict[str, tuple[str, ...]]:
@@ -101,6 +109,19 @@ class Structure:
         nested = f", {families} of them nested" if families else ""
         unreached = f"; {len(self.unreached)} parameters never used" if self.unreached else ""
         return f"{len(self.groups)} groups{nested}; {share}{percent}{unreached}"
+
+    def warn_of_unreached(self, stacklevel: int) -> None:
+        """Warn if a parameter that no call used is large enough to read or write the units of a group."""
+        smallest = min((group.size for group in self.groups.values()), default=0)
+        exposed = [key for key in self.unreached if any(term.size >= smallest > 0 for term in self.layouts[key])]
+        if exposed:
+            more = f" and {len(exposed) - 1} more" if len(exposed) > 1 else ""
+            warnings.warn(
+                f"parameters that no call used ({exposed[0]}{more}) may read or write free units, and then a permutation "
+                "changes what they compute: give example inputs of calls that use them, or ignore this if nothing does",
+                UnreachedWarning,
+                stacklevel=stacklevel + 1,
+            )
 
     def check(self) -> None:
         """Refuse a structure that contradicts itself, as hand-written and loaded ones can.

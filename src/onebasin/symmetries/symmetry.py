@@ -217,8 +217,13 @@ class Permutation:
 
         Tensors that do not move are the input's own, not copies. Tied keys stay one tensor. Of a lazy state the result is
         lazy: each tensor is permuted when it is read.
+
+        Warns:
+            UnreachedWarning: if a parameter that no call used may read or write free units.
         """
         state = read_state(model)
+        if not self.is_identity:
+            self.symmetry.warn_of_unreached(stacklevel=2)
         self.symmetry.bind(state)
         layouts = self.symmetry.layouts
         return state.tie(self.symmetry.ties).map(lambda key, value: self.move(value, layouts[key]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -12,14 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 
-from onebasin.programs.calls import Call, read_calls
+from onebasin.programs.calls import Call, derive_calls, read_calls
+from onebasin.programs.failures import describe_error
 from onebasin.programs.frontends import read_program
-from onebasin.programs.graph import Program
-from onebasin.programs.isolation import evaluation_mode
+from onebasin.programs.graph import Program, ReplayError
+from onebasin.programs.isolation import UnfusedAttention, isolated, quiet, run_module
 from onebasin.programs.precision import Float64, compute_in_float64, promote
 from onebasin.symmetries.structure import Group
 from onebasin.tensors.seeding import seeded
-from onebasin.tensors.states import LazyState, State, Ties, read_state
+from onebasin.tensors.states import LazyState, State, Ties, find_ties, read_state
 from onebasin.torch_internals import tree_leaves, tree_map
 
 Function = Callable[[Mapping[str, Tensor]], list[Tensor]]
@@ -72,7 +74,8 @@ def verify(symmetry: Verifiable, model: nn.Module, example_inputs: Any, toleranc
             function = _of_program(read_program(model, call))
         except ValueError:  # cannot be traced: the symmetry was written by hand
             function = _of_module(model, call)
-        worst = max(worst, _check(symmetry, function, state, "this model's weights", tolerance))
+        with isolated(model, call) as snapshot, snapshot.restoring_values():
+            worst = max(worst, _check(symmetry, function, state, "this model's weights", tolerance))
     return worst
 
 
@@ -83,19 +86,58 @@ def verify_programs(
     tolerance: float = 1e-9,
 ) -> float:
     """Check a symmetry on random parameters and norm statistics: fresh norms and zero gates would hide errors."""
-    kinds = {key: kind for program in programs for kind, key in program.inputs.values()}
-    buffers = {key for key, kind in kinds.items() if kind == InputKind.BUFFER}
-    for attempt in range(_NUM_ATTEMPTS):
-        randomised = _randomise(symmetry, state, buffers, scale=5 * 0.6**attempt)
-        worst = 0.0
+    functions = list(map(_of_program, programs))
+    for scale in _SCALES:
+        randomised = _randomise(symmetry, state, _find_buffers(programs), scale)
         try:
-            for program in programs:
-                worst = max(worst, _check(symmetry, _of_program(program), randomised, "random weights", tolerance))
-            return worst
+            return max((_check(symmetry, f, randomised, "random weights", tolerance) for f in functions), default=0.0)
         except Unstable:
-            if attempt == _NUM_ATTEMPTS - 1:
+            if scale == _SCALES[-1]:
                 raise
     raise AssertionError
+
+
+def find_guilty_groups(
+    symmetry: Verifiable, model: nn.Module, call: Call, programs: Sequence[Program], state: State, tolerance: float = 1e-9
+) -> list[str]:
+    """Find the groups whose permutation changes what a module returns on random weights, at other sizes of the inputs.
+
+    Nothing is found if the module takes no other sizes, or if its outputs are not finite or amplify rounding errors there.
+
+    Raises:
+        ValueError: if several groups together change it, but none of them alone.
+    """
+
+    def find(function: Function) -> Different | None:
+        for scale in _SCALES:
+            randomised = _randomise(symmetry, state, _find_buffers(programs), scale)
+            try:
+                _check(symmetry, function, randomised, _OTHER_SIZES, tolerance, max_trials=2)
+                return None
+            except Unstable:
+                continue
+            except Different as error:
+                return error
+        return None
+
+    for derived in derive_calls(call):
+        try:
+            with isolated(model, derived) as snapshot, snapshot.restoring_values():
+                difference = find(_of_module(model, derived))
+        except CannotVerify:
+            continue
+        if difference is not None:
+            # A module may also keep its parameters where they cannot be replaced, such as in a list. A program does not.
+            with contextlib.suppress(ValueError):
+                difference = find(_of_program(read_program(model, derived)))
+        if difference is not None and not difference.guilty:
+            raise difference
+        return difference.guilty if difference is not None else []
+    return []
+
+
+def _find_buffers(programs: Sequence[Program]) -> set[str]:
+    return {key for program in programs for kind, key in program.inputs.values() if kind == InputKind.BUFFER}
 
 
 def compare(
@@ -126,15 +168,34 @@ def compare(
     outputs = []
     for state in (first, second):
         model.load_state_dict(state)
-        outputs.append([_of_module(model, call)(read_state(model).load()) for call in calls])
+        with isolated(model, calls[0]):
+            outputs.append([_of_module(model, call)(read_state(model).load()) for call in calls])
     return max((_difference(*pair) for pair in zip(*outputs, strict=True)), default=0.0)
 
 
-_NUM_ATTEMPTS = 4
+_SCALES = [5 * 0.6**attempt for attempt in range(4)]
+"""Of random weights. The next one is tried if the network amplifies rounding errors."""
+_OTHER_SIZES = "random weights at another batch size or sequence length"
 
 
-class Unstable(ValueError):
+class CannotVerify(ValueError):
+    """A check that says nothing: the model fails, or its outputs are not finite, at these weights and inputs."""
+
+
+class Unstable(CannotVerify):
     """The network amplifies rounding errors so much, at these weights, that they cannot be told from a wrong symmetry."""
+
+
+class Different(ValueError):
+    """A permutation changes the function.
+
+    Attributes:
+        guilty: the groups that change it alone.
+    """
+
+    def __init__(self, message: str, guilty: list[str]):
+        super().__init__(message)
+        self.guilty = guilty
 
 
 def _of_program(program: Program) -> Function:
@@ -142,26 +203,35 @@ def _of_program(program: Program) -> Function:
 
 
 def _of_module(model: nn.Module, call: Call) -> Function:
+    """The function of a module that is `isolated`."""
+    aliases = {key for keys in find_ties(model) for key in keys[1:]}
+    call = Call(*tree_map(promote, (call.args, call.kwargs)))
+
     def function(state: Mapping[str, Tensor]) -> list[Tensor]:
-        args, kwargs = tree_map(promote, (call.args, call.kwargs))
-        promoted = {key: promote(value) for key, value in state.items()}
-        with evaluation_mode(model), torch.no_grad(), seeded(0), Float64():
-            result = torch.func.functional_call(model, promoted, args, kwargs)
+        promoted = {key: promote(state[key]) for key in state if key not in aliases}
+        try:
+            with torch.no_grad(), UnfusedAttention(), seeded(0), Float64():
+                result = run_module(model, call, state=promoted)
+        except Exception as error:
+            raise CannotVerify(f"the model fails: {describe_error(error)}") from error
         return [value for value in tree_leaves(result) if isinstance(value, Tensor)]
 
     return function
 
 
-def _check(symmetry: Verifiable, function: Function, state: LazyState, what: str, tolerance: float) -> float:
+@quiet()  # apply warns of unreached parameters
+def _check(
+    symmetry: Verifiable, function: Function, state: LazyState, what: str, tolerance: float, max_trials: int = 8
+) -> float:
     try:
         expected = function(state)
-    except (RuntimeError, IndexError) as error:
-        raise ValueError(f"cannot run the model on {what} with these example inputs: {error}") from error
+    except (ReplayError, CannotVerify) as error:
+        raise CannotVerify(f"cannot run the model on {what} with these example inputs: {error}") from error
     if not all(bool(torch.isfinite(e).all()) for e in expected if e.is_floating_point()):
-        raise ValueError(f"cannot verify on {what}: the model's output is not finite there; trace with verify=False")
+        raise CannotVerify(f"cannot verify on {what}: the model's output is not finite there; trace with verify=False")
     generator = torch.Generator().manual_seed(0)
     worst = 0.0
-    for _ in range(_num_trials(symmetry, state)):
+    for _ in range(min(max_trials, _num_trials(symmetry, state))):
         permutation = symmetry.random(generator)
         error = _difference(expected, function(permutation.apply(state)))
         worst = max(worst, error)
@@ -175,9 +245,10 @@ def _check(symmetry: Verifiable, function: Function, state: LazyState, what: str
             if _difference(expected, function(permutation.only(name).apply(state))) > tolerance
         ]
         blame = ", ".join(map(repr, guilty)) or "no single group, but several together"
-        raise ValueError(
+        raise Different(
             f"permuting changes the function on {what} by {error:.1e} (relative): {blame}. "
-            "Written by hand, the symmetry claims too much; if it was traced, please report this network."
+            "Written by hand, the symmetry claims too much; if it was traced, please report this network.",
+            guilty,
         )
     return worst
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import reduce
 
-from torch import Tensor, nn
+from torch import nn
 
+from onebasin.programs.graph import Program
 from onebasin.symmetries import Group, Pin, Site, Symmetry
 from onebasin.symmetries.layout import Factor, Layout, Product, Sum, Term
 from onebasin.symmetries.layout import names as names_in
+from onebasin.tensors.states import read_state
 from onebasin.tracing.axes.scopes import solve_scopes
 from onebasin.tracing.axes.terms import Atom, AxisTerm, Piecewise, leaves, parents_of, resolve
 from onebasin.tracing.axes.unification import join, pin
@@ -20,14 +22,20 @@ from onebasin.tracing.trace import Trace
 _INTERLEAVED = Pin("interleaved segments are treated alike")
 
 
-def to_symmetry(trace: Trace, model: nn.Module, state: Mapping[str, Tensor], ties: tuple[tuple[str, ...], ...]) -> Symmetry:
-    """Name the groups and find the layout of every tensor of the state."""
-    aliases = {key: keys[0] for keys in ties for key in keys}
-    names = name_groups(trace, state, aliases)
+def to_symmetry(trace: Trace, model: nn.Module, programs: Iterable[Program]) -> Symmetry:
+    """Name the groups and find the layout of every tensor of the state.
+
+    Args:
+        trace: what was found.
+        model: the module.
+        programs: what was walked.
+    """
+    state = read_state(model).shapes
+    names = _name_groups(trace, state)
     layouts: dict[str, Layout] = {}
     pinned: dict[tuple[str, int], Pin] = {}
     for key, tensor in state.items():
-        axes = trace.state.get(aliases.get(key, key))
+        axes = trace.state.get(trace.aliases.get(key, key))
         if axes is None:
             layouts[key] = tuple(Factor(n) for n in tensor.shape)
             continue
@@ -41,27 +49,28 @@ def to_symmetry(trace: Trace, model: nn.Module, state: Mapping[str, Tensor], tie
     return Symmetry(
         groups=groups,
         layouts=layouts,
-        ties=ties,
+        ties=trace.ties,
         pinned=pinned,
-        unreached=find_unreached(trace, model, aliases),
+        unreached=find_unreached(trace, model),
         sites=_sites(trace, model, names, groups),
         num_hidden=num_hidden,
         num_free=num_free,
         is_traced=True,
+        front_ends=tuple(program.front_end for program in programs),
     )
 
 
-def find_unreached(trace: Trace, model: nn.Module, aliases: Mapping[str, str]) -> tuple[str, ...]:
+def find_unreached(trace: Trace, model: nn.Module) -> tuple[str, ...]:
     """The parameters that no operation reads."""
-    parameters = {key for key, _ in model.named_parameters(remove_duplicate=False)}
-    return tuple(key for key in model.state_dict() if key in parameters and aliases.get(key, key) not in trace.reached)
+    keys = [key for key, _ in model.named_parameters(remove_duplicate=False)]
+    return tuple(key for key in keys if trace.aliases.get(key, key) not in trace.reached)
 
 
-def pin_groups(trace: Trace, names: Mapping[Atom, str], reasons: Mapping[str, Pin]) -> None:
-    """Fix groups of a trace, each for its reason."""
-    for atom, name in names.items():
-        if name in reasons:
-            pin(atom, reasons[name])
+def pin_groups(trace: Trace, model: nn.Module, groups: Collection[str], reason: Pin) -> None:
+    """Fix groups that `to_symmetry` has named."""
+    for atom, name in _name_groups(trace, read_state(model).shapes).items():
+        if name in groups:
+            pin(atom, reason)
 
 
 def _solve(trace: Trace) -> None:
@@ -84,7 +93,7 @@ def _piecewise_terms(term: AxisTerm) -> Iterable[Piecewise]:
                 yield from _piecewise_terms(child)
 
 
-def name_groups(trace: Trace, state: Mapping[str, Tensor], aliases: Mapping[str, str]) -> dict[Atom, str]:
+def _name_groups(trace: Trace, state: Iterable[str]) -> dict[Atom, str]:
     """Name every free atom of a parameter, and every pinned one that a family depends on."""
     _solve(trace)
     found: dict[Atom, str] = {}
@@ -105,7 +114,7 @@ def name_groups(trace: Trace, state: Mapping[str, Tensor], aliases: Mapping[str,
                 if needed not in found:
                     name(needed, key)
 
-    reached = [(key, trace.state[first]) for key in state if (first := aliases.get(key, key)) in trace.reached]
+    reached = [(key, trace.state[first]) for key in state if (first := trace.aliases.get(key, key)) in trace.reached]
     for key, axes in reached:  # the first axis of a weight is its output: units are named after what makes them
         visit(key, axes[:1] if len(axes) > 1 else ())
     for key, axes in reached:

@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from onebasin.programs.shapes import bind_arguments
 from onebasin.symmetries import Pin
+from onebasin.tensors.states import Ties
 from onebasin.torch_internals import find_schema
 from onebasin.tracing.axes import unification
 from onebasin.tracing.axes.scopes import enforce
@@ -24,7 +25,11 @@ class NotCovered(Exception):
 class Trace:
     """The axes of every parameter, and what the operations require of them.
 
+    Args:
+        ties: state keys that are one tensor.
+
     Attributes:
+        aliases: for each tied key, the first of them.
         state: the axes of each parameter and statistic, by state key.
         reached: the keys that some operation reads.
         scopes: axes that one operation reads side by side.
@@ -35,7 +40,9 @@ class Trace:
         mismatch: the reason to pin axes that the current operation joins, and that have different structures.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ties: Ties = ()):
+        self.ties = ties
+        self.aliases = {key: keys[0] for keys in ties for key in keys}
         self.state: dict[str, Axes] = {}
         self.reached: set[str] = set()
         self.scopes: list[Axes] = []

@@ -27,23 +27,21 @@ WEIGHT_OPERATIONS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsu
 """Operations whose output channels follow from their operands. Rules of other operations add theirs to `Trace.units`."""
 
 
-def walk(program: Program, trace: Trace, aliases: Mapping[str, str], rules: Mapping[str, Rule] = RULES) -> None:
+def walk(program: Program, trace: Trace, rules: Mapping[str, Rule] = RULES) -> None:
     """Apply the rules to the operations of a program, in order.
 
     Args:
         program: what one call does.
         trace: is extended by what the operations require.
-        aliases: for tied state keys, the first of them.
         rules: by the names of operations.
     """
-    _Walk(program, trace, aliases, rules).run()
+    _Walk(program, trace, rules).run()
 
 
 @dataclass
 class _Walk:
     program: Program
     trace: Trace
-    aliases: Mapping[str, str]
     rules: Mapping[str, Rule]
     values: dict[Node, Any] = field(default_factory=dict)  # axes of a tensor, a list of those, or any other argument
     weights: set[Node] = field(default_factory=set)  # parameters, and what is computed from parameters alone
@@ -81,7 +79,7 @@ class _Walk:
         if kind == InputKind.USER_INPUT:
             return tuple(unification.pinned(n, Pin("model input", name)) for n in shape)
         if kind == InputKind.PARAMETER or (kind == InputKind.BUFFER and _is_statistic(node)):
-            key = self.aliases.get(name, name)
+            key = self.trace.aliases.get(name, name)
             if node.users:
                 self.trace.reached.add(key)
             if key not in self.trace.state:
@@ -90,7 +88,7 @@ class _Walk:
             return self.trace.state[key]
         if kind == InputKind.BUFFER:
             axes = tuple(unification.pinned(n, Pin("a buffer that is no norm's statistic", name)) for n in shape)
-            self.trace.state.setdefault(self.aliases.get(name, name), axes)
+            self.trace.state.setdefault(self.trace.aliases.get(name, name), axes)
             return axes
         return _read_constant(self.program.given.get(node.name), shape, name)
 
