@@ -19,7 +19,7 @@ from onebasin.tensors.interpolation import check_weights, read_alike
 from onebasin.tensors.states import Model, StateDict, read_state_dict
 from onebasin.torch_internals import BatchNorm, Convolution
 
-# The plain layers: y = W x + b along the first axis of W. A subclass that computes something else is left alone.
+# Layers that compute y = W x + b along the first axis of W. A subclass that computes something else is left alone.
 _PLAIN = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)
 
 
@@ -133,7 +133,7 @@ def repair(
 def _find_layers(model: nn.Module, symmetry: Symmetry, data: Iterable[Any]) -> tuple[dict[str, int], dict[str, str]]:
     """The layers to repair with the axis of their units (from the right), and those that cannot be, with the reason."""
     layers = {p: m for p, m in model.named_modules() if isinstance(m, nn.Linear | Convolution) and _makes_units(p, symmetry)}
-    num_calls, normalised = _watch(model, layers, data)
+    num_calls, normalised = _observe_calls(model, layers, data)
     axes: dict[str, int] = {}
     skipped: dict[str, str] = {}
     for path in dict.fromkeys([*num_calls, *layers]):
@@ -170,8 +170,10 @@ def _find_obstacle(path: str, layer: nn.Module, symmetry: Symmetry) -> str | Non
     return None
 
 
-def _watch(model: nn.Module, layers: Mapping[str, nn.Module], data: Iterable[Any]) -> tuple[dict[str, int], set[str]]:
-    """On one batch: how often layers are called, in that order, and which hand their output straight to a batch norm."""
+def _observe_calls(
+    model: nn.Module, layers: Mapping[str, nn.Module], data: Iterable[Any]
+) -> tuple[dict[str, int], set[str]]:
+    """On one batch: how often each layer is called, in that order, and which outputs go straight into a batch norm."""
     num_calls: dict[str, int] = {}
     outputs: dict[str, Any] = {}
     normalised: set[str] = set()

@@ -100,7 +100,7 @@ def history_series(history: Sequence[Mapping[str, Any]]) -> dict[str, tuple[list
 
 
 def plot_history(history: Sequence[Mapping[str, Any]], ax: Axes | None = None) -> Axes:
-    """Draw how an alignment went: the cost of the soft plan and of the hardened one a step, or the inner product a sweep.
+    """Draw how an alignment went: the cost of the soft and the hardened plan per step, or the inner product per sweep.
 
     Args:
         history: of an `Alignment`.

@@ -6,8 +6,8 @@ before the next one. For W moved by two plans, P along its first axis and Q alon
 
     X = W Q^T,   R = d cost / d (P X),   dP = R X^T,   dQ = (P^T R)^T W,
 
-in memory that is used again for the next tensor. Of two plans the first takes part in two of the five, the last in three:
-the larger one goes first.
+in memory that is used again for the next tensor. The first of two plans takes part in two of the five products, the last in
+three: the larger one goes first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Pair = tuple[Tensor, Tensor]  # a tensor to permute and its target
 
 
 class SoftDistance:
-    """A distance as a function of plans: what moves by which plan is read off the layouts once.
+    """A distance as a function of plans; which plan moves which axis is read from the layouts once.
 
     Args:
         kind: the "l2" distance squared, "l1", or "inner", minus the inner product.
@@ -47,7 +47,7 @@ class SoftDistance:
         self._symmetry = symmetry
         self._chains: list[_Chain] = []
         small: dict[str, _Pair] = {}
-        self._portions = [small]  # what is left to autograd: small tensors at once, others one by one
+        self._portions = [small]  # differentiated by autograd: small tensors together, others one by one
         vectors: dict[str, list[_Pair]] = {}
         fixed = []
         for key in keys:
@@ -72,7 +72,7 @@ class SoftDistance:
 
     @property
     def takes_any_alone(self) -> bool:
-        """Whether some tensor is moved by itself. If none is, the softly permuted network is small, and as good a way."""
+        """Whether some tensor is moved by itself. If none is, the softly permuted network is small and costs no more."""
         return bool(self._chains or self._portions[1:])
 
     def __call__(self, plans: Plans, gradients: Plans) -> Tensor:
@@ -82,7 +82,7 @@ class SoftDistance:
         costs += [self._differentiate(portion, plans, gradients) for portion in self._portions if portion]
         room = max((chain.room for chain in self._chains), default=0)
         if room:
-            # One piece for all tensors: the pages of fresh memory would cost as much as a pass over it.
+            # One buffer for all tensors: to fault in fresh pages costs as much as a pass over them.
             memory = self._chains[0].source.new_empty(room)
             costs += [chain.differentiate(self._kind, plans, gradients, memory) for chain in self._chains]
         return torch.stack(costs).sum()

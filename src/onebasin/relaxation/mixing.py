@@ -38,8 +38,9 @@ def mix_all(
 ) -> dict[str, Tensor]:
     """`mix` for many tensors at once; one that no plan moves is returned as it is.
 
-    A network has dozens of vectors and of small matrices, each hardly worth a launch. Here small tensors of one shape whose
-    axes move by plain plans are one batch, and what else a plan moves stands side by side as one matrix.
+    A network has dozens of vectors and small matrices, each hardly worth a launch. Small tensors of one shape whose axes are
+    moved by plans of whole groups are multiplied as one batch; the other tensors that a plan moves are concatenated to one
+    matrix.
     """
     result = dict(tensors)
     plain: dict[str, list[int]] = {}
@@ -77,10 +78,10 @@ def mix_all(
 def _mix_joined(
     tensors: Mapping[str, Tensor], axes: Mapping[str, list[int]], layouts: Mapping[str, Layout], plans: Plans
 ) -> dict[str, Tensor]:
-    """Tensors moved along some axes by plain plans: a product for each plan, the larger ones first.
+    """Tensors moved along some axes by plans of whole groups: one product per plan, the larger plans first.
 
-    So of two plans the larger takes part in two products forth and back, the smaller in three, and the gradient of a plan is
-    one product, not a sum of several.
+    Forward and backward, the larger of two plans takes part in two products and the smaller in three, and the gradient of a
+    plan is one product, not a sum of several.
     """
     result = dict(tensors)
     products: dict[tuple[str, int], dict[str, int]] = {}  # a group that moves two axes of a tensor has two products
@@ -108,7 +109,7 @@ def is_stacked(tensor: Tensor) -> bool:
 
 
 def is_joined(tensor: Tensor) -> bool:
-    """Whether `mix_all` moves it side by side with all that the same plan moves, as it does any vector."""
+    """Whether `mix_all` concatenates it with the other tensors that the same plan moves, as it does any vector."""
     return tensor.numel() <= _JOINED_NUMEL.get(tensor.device.type, 0)
 
 
@@ -165,7 +166,7 @@ def _mix_block(block: Block, plans: Plans, parents: Mapping[str, tuple[str, ...]
 
 
 def _mix_axis(tensor: Tensor, plan: Tensor, axis: int) -> Tensor:
-    """One plan along one axis, by products whose results lie in memory in order: what comes next reads them so."""
+    """One plan along one axis, by products whose results are contiguous, as the next operation reads them."""
     tensor = tensor.to(plan.dtype)
     if axis == 0 and tensor.dim() > 1:
         return (plan @ tensor.flatten(1)).unflatten(1, tensor.shape[1:])

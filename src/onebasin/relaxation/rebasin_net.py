@@ -67,7 +67,7 @@ class RebasinNet(nn.Module):
             noise = 1.0
         start = self._start(init, mass)
         self.logits = nn.ParameterDict()
-        self._members: dict[str, dict[str, tuple[int, ...]]] = {}  # by size: the groups of a batch, and shapes of plans
+        self._members: dict[str, dict[str, tuple[int, ...]]] = {}  # by size: its groups, and the shapes of their plans
         batches: dict[str, list[Tensor]] = {}
         for name, group in self.symmetry.groups.items():
             size = str(group.size)
@@ -92,7 +92,7 @@ class RebasinNet(nn.Module):
         """Of matrices stacked by size, as `stacked_plans` returns them, those of every group, as views."""
         result = {}
         for size, shapes in self._members.items():
-            # Split in one go: the gradients of slices would be added up, each in a batch of zeros.
+            # One split: the gradient of a slice would be a batch of zeros with the slice in it.
             parts = batches[size].split([math.prod(shape[:-2]) for shape in shapes.values()])
             result |= {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
         return result
@@ -134,7 +134,7 @@ class RebasinNet(nn.Module):
     def candidates(self) -> list[Permutation]:
         """The permutation closest to the plans and, if it differs, the one assigned on the logits, as the authors do."""
         with torch.no_grad():
-            from_plans = harden(self.symmetry, _blocks(self.symmetry, self.plans()))
+            from_plans = harden(self.symmetry, _joint_weights(self.symmetry, self.plans()))
             from_logits = harden(self.symmetry, self.unstack(dict(self.logits.items())), carry=False)
         return [from_plans] if from_plans == from_logits else [from_plans, from_logits]
 
@@ -146,7 +146,7 @@ def _scale(size: int, mass: float, tau: float) -> float:
     return tau * max(math.log(mass / (1 - mass) * (size - 1)), 0.0) if size > 1 else 0.0
 
 
-def _blocks(symmetry: Symmetry, plans: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _joint_weights(symmetry: Symmetry, plans: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Scores whose best permutation is the projection of the soft one: a child counts with the weight of its parents."""
     result = {}
     inner = {p for group in symmetry.groups.values() for p in group.parents}

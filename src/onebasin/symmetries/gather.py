@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 _TILE_BYTES = 1 << 19  # a tile should stay in the cache between its two gathers
-_THREAD_BYTES = 1 << 21  # a thread takes as long to start as this much takes to move
+_THREAD_BYTES = 1 << 21  # to start a thread takes as long as to move this much
 _SHORT_RUN_BYTES = 16  # below, tiles are faster than one gather over a flattened view
 
 
