@@ -15,7 +15,6 @@ from onebasin.programs.calls import read_calls
 from onebasin.programs.failures import NotRecordable
 from onebasin.programs.recording import record
 
-
 pytestmark = pytest.mark.filterwarnings("ignore::onebasin.UnreachedWarning")  # no module uses all of its parameters
 
 

@@ -13,7 +13,6 @@ from onebasin.symmetries.gather import gather
 from onebasin.symmetries.layout import factors, gather_indices
 from onebasin.tensors.states import read_state
 
-
 pytestmark = pytest.mark.filterwarnings("ignore::onebasin.UnreachedWarning")  # of the one network that has some
 
 

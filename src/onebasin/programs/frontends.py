@@ -96,7 +96,7 @@ def check_recording(program: Program, model: nn.Module, call: Call) -> None:
         except Exception as error:
             raise NotRecordable(f"it cannot be run: {describe_error(error)}") from error
         try:
-            found = program.run(state, *((compute_in_float64, promote) if promoted else (compute_on_copies,)))
+            found = program.run(state, compute_in_float64, promote) if promoted else program.run(state, compute_on_copies)
         except ReplayError as error:
             raise NotRecordable(f"its recording cannot be replayed: {error}") from error
     expected = [leaf.detach() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]

@@ -7,6 +7,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,17 +24,10 @@ LOCK = threading.RLock()
 
 @contextlib.contextmanager
 def isolated(model: nn.Module, call: Call) -> Iterator[ModuleSnapshot]:
-    """Put a module into eval mode to run it, and leave everything as it was afterwards.
+    """Put a module into eval mode to run it, and leave everything as it was afterwards; yields what the modules held before.
 
-    Other threads may run other modules meanwhile. Modes, attributes and hooks of this one are restored, warnings and logs
-    of this thread are dropped, and the global generator is restored if the module seeds it.
-
-    Args:
-        model: the module.
-        call: what it will be called with.
-
-    Yields:
-        What the modules held before.
+    Modes and attributes are restored, warnings and logs of this thread are dropped, and the global generator is restored if
+    the module seeds it. Other threads may run other modules meanwhile.
     """
     with LOCK, quiet():
         snapshot = ModuleSnapshot(model, call.leaves)
@@ -63,9 +57,7 @@ def run_module(model: nn.Module, call: Call, training: bool = False, state: Mapp
             if isinstance(module, BatchNorm):
                 module.num_batches_tracked = None
     args, kwargs = tree_map(lambda leaf: leaf, (call.args, call.kwargs))  # the module may write into lists and dicts
-    if state:
-        return torch.func.functional_call(model, dict(state), args, kwargs)
-    return model(*args, **kwargs)
+    return torch.func.functional_call(model, dict(state), args, kwargs) if state else model(*args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -83,63 +75,58 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 class UnfusedAttention(TorchFunctionMode):
-    """Keeps the attention layers of PyTorch from their fused path, which calls no submodules, in this thread alone.
+    """Keeps PyTorch's attention layers from their fused path, which calls no submodules, in this thread alone.
 
-    The layers leave that path if any function mode is active.
+    The layers avoid that path while any function mode is active.
     """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))
 
 
-_LOGGERS = ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes", "export._trace")
+_LOGGERS = [
+    logging.getLogger(f"torch.{name}")
+    for name in ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes", "export._trace")
+]
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Drop this thread's warnings, and its logs about PyTorch's own internals: what matters comes as an exception."""
+    """Drop this thread's warnings, and its logs about PyTorch's own internals: what matters comes as an exception.
+
+    ``warnings.catch_warnings`` would silence all threads, and overlapping uses of it would leave filters behind.
+    """
     thread = threading.get_ident()
-    rule: Any = ("ignore", _ThreadPattern(thread), Warning, None, 0)
-    loggers = [logging.getLogger(f"torch.{name}") for name in _LOGGERS]
+    # In place of the pattern of a filter: matches every message, in this thread.
+    pattern = SimpleNamespace(match=lambda message: threading.get_ident() == thread)
+    rule: Any = ("ignore", pattern, Warning, None, 0)
 
     def is_shown(record: logging.LogRecord) -> bool:
         return record.thread != thread
 
+    filters: Any = warnings.filters
     try:
-        warnings.filters.insert(0, rule)  # pyright: ignore[reportAttributeAccessIssue]
-        for logger in loggers:
+        filters.insert(0, rule)
+        for logger in _LOGGERS:
             logger.addFilter(is_shown)
         yield
     finally:
-        with contextlib.suppress(ValueError):  # another thread may have replaced the list; the rule is harmless there
-            warnings.filters.remove(rule)  # pyright: ignore[reportAttributeAccessIssue]
-        for logger in loggers:
+        with contextlib.suppress(ValueError):  # somebody has reset the filters
+            filters.remove(rule)
+        for logger in _LOGGERS:
             logger.removeFilter(is_shown)
-
-
-class _ThreadPattern:
-    """In place of the pattern of a warning filter: matches every message, in one thread.
-
-    ``warnings.catch_warnings`` would silence all threads, and overlapping uses of it would leave filters behind.
-    """
-
-    def __init__(self, thread: int):
-        self._thread = thread
-
-    def match(self, message: str) -> bool:
-        return threading.get_ident() == self._thread
 
 
 class MutedStream:
     """A stream that drops what the thread that made it writes, and passes on what other threads write."""
 
     def __init__(self, stream: Any):
-        self._stream = stream
-        self._thread = threading.get_ident()
+        self._stream, self._thread = stream, threading.get_ident()
 
     def write(self, text: str) -> int:
         """Drop the text, or pass it on."""
         return len(text) if threading.get_ident() == self._thread else self._stream.write(text)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+    def flush(self) -> None:
+        """Flush the stream behind."""
+        self._stream.flush()

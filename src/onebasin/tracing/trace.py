@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -99,27 +99,12 @@ class Trace:
         enforce(wide)
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """The arguments of an operation by the names of its schema (``self`` is called ``input``), tensors as `Axes`.
+class Arguments(dict[str, Any]):
+    """The arguments of an operation by the names of its schema (``self`` is called ``input``), tensors as `Axes`."""
 
-    Attributes:
-        values: the arguments, defaults filled in.
-        node: the operation in its graph.
-    """
-
-    values: Mapping[str, Any]
-    node: Node
-
-    def __getitem__(self, name: str) -> Any:
-        return self.values[name]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.values
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """An argument that not every overload has."""
-        return self.values.get(name, default)
+    def __init__(self, values: Mapping[str, Any], node: Node):
+        super().__init__(values)
+        self.node = node
 
     def name(self, argument: str) -> str:
         """The names of the nodes that an argument consists of."""
@@ -133,12 +118,12 @@ class Arguments:
     @property
     def operands(self) -> list[Axes]:
         """The tensors among the arguments."""
-        return [value for value in self.values.values() if isinstance(value, tuple)]
+        return [value for value in self.values() if isinstance(value, tuple)]
 
     @property
     def input(self) -> Axes:
         """The first operand."""
-        return self.values["input"]
+        return self["input"]
 
     @property
     def dim(self) -> int:
@@ -146,11 +131,7 @@ class Arguments:
         return self.axis(self["dim"])
 
     def axis(self, dim: Any) -> int:
-        """An axis of the input, counted from the front.
-
-        Raises:
-            NotCovered: if it is not a number, or the input has no axes.
-        """
+        """An axis of the input, counted from the front."""
         if not isinstance(dim, int) or not self.input:
             raise NotCovered(f"{dim!r} is not one of its axes")
         return dim % len(self.input)
@@ -174,15 +155,13 @@ class Arguments:
 
     @property
     def returns_several(self) -> bool:
-        """Whether the operation returns several tensors."""
+        """Whether the operation returns a list of tensors."""
         return not isinstance(self.node.meta["val"], Tensor)
 
 
 Rule = Callable[[Trace, Arguments], Any]
-"""Constrains the axes of the operands, and returns the axes of the result, or a list of those for several results.
-
-Raises `NotCovered` for uses that it cannot handle; any other exception is an error in the rule.
-"""
+"""Constrains the axes of the operands and returns the axes of the result, or a list of those. Raises `NotCovered` for uses
+that it does not cover; any other exception is a bug."""
 
 
 def replace_axis(axes: Sequence[AxisTerm], dim: int, *new: AxisTerm) -> Axes:

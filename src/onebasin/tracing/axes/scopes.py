@@ -115,14 +115,7 @@ def _branches(axes: Axes) -> Iterator[Axes]:
 
 
 def _visit(term: AxisTerm, inside: frozenset[Atom], outside: frozenset[Atom], beside: frozenset[tuple]) -> Iterator[Context]:
-    """Yield the contexts of a resolved term.
-
-    Args:
-        term: the term.
-        inside: atoms of the same axis that it may depend on.
-        outside: atoms of other axes that it may depend on.
-        beside: keys of the terms beside it.
-    """
+    """Yield the contexts of a resolved term that may depend on atoms inside and outside of its own axis."""
     match term:
         case Atom():
             yield term, (inside | outside) - {term}, beside
