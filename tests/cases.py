@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from onebasin.programs.calls import Call, read_calls
+
 
 @dataclass(frozen=True)
 class Case:
@@ -49,3 +51,15 @@ def tokens(vocabulary: int = 10) -> Callable[[], Tensor]:
 
 def sequence(width: int = 4, length: int = 5) -> Callable[[], Tensor]:
     return lambda: torch.randn(2, length, width)
+
+
+def call_of(inputs: Any) -> Call:
+    """The only call that example inputs describe."""
+    (call,) = read_calls(inputs)
+    return call
+
+
+def two_layers(forward: Callable[..., Any], **members: Any) -> Fn:
+    """`first` from 4 to 8 units and `last` from 8 to 2, in a forward that uses them."""
+    torch.manual_seed(0)
+    return Fn(forward, first=nn.Linear(4, 8), last=nn.Linear(8, 2), **members)

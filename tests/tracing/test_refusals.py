@@ -158,11 +158,3 @@ def test_random_masks_pin():
 
 def test_trace_is_exported_under_its_public_name():
     assert ob.symmetry is trace
-
-
-def test_a_cache_among_the_outputs_is_told():
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=32)
-    model = transformers.GPT2LMHeadModel(config).eval()
-    with pytest.raises(ValueError, match=r"returns a cache of past keys and values; turn that off"):
-        ob.symmetry(model, {"input_ids": torch.zeros(1, 4, dtype=torch.long)})

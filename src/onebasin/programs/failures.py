@@ -32,8 +32,8 @@ class NotExportable(Exception):
 
 
 def describe_error(error: BaseException) -> str:
-    """The type of an error and the first line of its message."""
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "").rstrip(".")
+    """The type of an error and the first sentence of its message."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "").partition(". ")[0].rstrip(".")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

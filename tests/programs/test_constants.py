@@ -1,0 +1,81 @@
+"""What a module makes while it runs, or keeps, is computed once; what may come from parameters is refused."""
+
+import pytest
+import torch
+from cases import call_of, two_layers
+from torch import nn
+
+import onebasin as ob
+from onebasin.programs.failures import NotRecordable
+from onebasin.programs.recording import record
+
+
+def test_constants_are_computed():
+    """A mask that is the same for all units frees them, one that is not pins them."""
+    made = {
+        "same": lambda: torch.ones(8).cumsum(0).clamp(max=1.0),
+        "varies": lambda: torch.ones(8).cumsum(0).clamp(max=2.0),
+    }
+    for name, make in made.items():
+        model = two_layers(lambda self, x, make=make: self.last(self.first(x) * make()))
+        program = record(model, call_of(torch.rand(3, 4)))
+        assert [len(value.shape) for value in program.given.values()] == [2, 1]
+        assert len(ob.symmetry(model, torch.rand(3, 4)).groups) == (1 if name == "same" else 0)
+
+
+def test_what_is_made_in_the_shape_of_a_result_is_a_constant():
+    """And may be written through views: so masks are made."""
+
+    def forward(self, x):
+        h = self.first(x)
+        mask = h.new_zeros(8)
+        mask[:4] = 1.0
+        return self.last(h * mask + torch.zeros_like(h))
+
+    program = record(two_layers(forward), call_of(torch.rand(3, 4)))
+    assert [tuple(value.shape) for value in program.given.values()] == [(3, 4), (8,), (3, 8)]
+    assert not ob.symmetry(two_layers(forward), torch.rand(3, 4)).groups
+
+
+def test_values_of_constants_may_be_read():
+    def forward(self, x):
+        steps = torch.arange(3)
+        return self.last(self.first(x)) * (2.0 if steps.max().item() == 2 else 1.0)
+
+    record(two_layers(forward), call_of(torch.rand(3, 4)))
+
+
+def test_a_constant_that_was_read_is_still_a_constant():
+    def forward(self, x):
+        positions = torch.arange(8.0)
+        h = self.first(x) + positions
+        assert positions.sum().item() == 28
+        return self.last(h)
+
+    record(two_layers(forward), call_of(torch.rand(3, 4)))
+
+
+def test_constants_have_names():
+    def forward(self, x):
+        return self.last(self.first(x) * self.scales + torch.arange(8.0))
+
+    model = two_layers(forward)
+    model.register_buffer("scales", torch.arange(8.0), persistent=False)
+    program = record(model, call_of(torch.rand(3, 4)))
+    assert [name for kind, name in program.inputs.values() if kind.name == "CONSTANT_TENSOR"] == [
+        "scales",
+        "made for the model",
+    ]
+    assert "scales" in {pin.operation for pin in ob.symmetry(model, torch.rand(3, 4)).pinned.values()}
+
+
+def test_sparse_tensors_are_refused():
+    sparse = torch.eye(8).to_sparse()
+    for forward in (
+        lambda self, x: self.last(self.first(x) @ sparse),
+        lambda self, x: self.last(self.first(x) @ torch.eye(8).to_sparse()),
+    ):
+        with pytest.raises(NotRecordable, match="layout"):
+            record(two_layers(forward), call_of(torch.rand(3, 4)))
+    with pytest.raises(NotRecordable, match=r"kept.*layout"):
+        record(two_layers(lambda self, x: x, kept=nn.Parameter(sparse)), call_of(torch.rand(3, 4)))

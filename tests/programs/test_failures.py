@@ -1,0 +1,97 @@
+"""A failed trace is one sentence: what failed, the likely cause, what to do. Nothing is printed."""
+
+import pytest
+import torch
+from cases import two_layers
+from torch import nn
+
+import onebasin as ob
+
+BY_HAND = "write the symmetry by hand with onebasin.Symmetry.from_axes and check it with verify"
+
+
+def branch(self, x):
+    h = self.first(x)
+    if h.sum() > 0:
+        h = -h
+    return self.last(h)
+
+
+def loop_over_experts(self, x):
+    h = self.first(x)
+    chosen = h.argmax(-1)
+    for expert in range(8):
+        if torch.where(chosen == expert)[0].numel():
+            h = h + expert
+    return self.last(h)
+
+
+def select_samples(self, x):
+    return self.last(self.first(x))[x[:, 0] > 0.5]
+
+
+def catch_everything(self, x):
+    h = self.first(x)
+    try:
+        h = h if h.sum() > 0 else -h
+    except Exception:
+        h = h * 2
+    return self.last(h)
+
+
+def complain(self, x):
+    raise ValueError("expected images with 3 channels.\nMore about images.")
+
+
+def return_an_object(self, x):
+    return object()
+
+
+def pass_on(self, x):
+    return self.last(self.first(x))
+
+
+CAUSES = {
+    branch: ["depends on values of tensors", "test_failures.py:15: if h.sum() > 0:", BY_HAND],
+    loop_over_experts: ["depends on values of tensors", "test_failures.py:24: if torch.where", BY_HAND],
+    select_samples: ["the size of the result of index depends on values of tensors", BY_HAND],
+    catch_everything: ["it catches the error that a value cannot be read", BY_HAND],
+    complain: ["with these example inputs", "ValueError: expected images with 3 channels;", "give inputs"],
+    pass_on: ["with these example inputs: aten.linear.default failed", "give inputs that it accepts"],
+    return_an_object: ["Found <class 'object'> in output", BY_HAND],
+}
+
+
+@pytest.mark.parametrize("forward", CAUSES, ids=lambda f: f.__name__)
+def test_a_failed_trace_is_one_sentence(forward, capfd):
+    with pytest.raises(ValueError, match=r"^cannot trace Fn") as error:
+        ob.symmetry(two_layers(forward), torch.rand(3, 5 if forward is pass_on else 4))
+    message = str(error.value)
+    for part in CAUSES[forward]:
+        assert part in message
+    assert "\n" not in message
+    assert len(message) < 400
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ((torch.rand(1, 4), torch.rand(1)), "its forward does not take them: too many positional arguments"),
+        ({"y": torch.rand(1, 4)}, "its forward does not take them: missing a required argument: 'input'"),
+    ],
+)
+def test_arguments_that_forward_does_not_take(inputs, message):
+    with pytest.raises(ValueError, match="cannot trace Sequential with these example inputs") as error:
+        ob.symmetry(nn.Sequential(nn.Linear(4, 2)), inputs)
+    assert message in str(error.value)
+
+
+def test_a_cache_among_the_outputs_is_told(capfd):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=32)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    capfd.readouterr()
+    with pytest.raises(ValueError, match=r"returns a cache of past keys and values; turn that off"):
+        ob.symmetry(model, {"input_ids": torch.zeros(1, 4, dtype=torch.long)})
+    assert capfd.readouterr() == ("", "")
