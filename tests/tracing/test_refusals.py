@@ -128,33 +128,5 @@ def test_several_calls_meet_in_one_symmetry():
     assert not both.groups
 
 
-class Unknown(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2)
-
-    def forward(self, x):
-        h = self.b(torch.relu(self.a(x)))
-        return self.c(torch.fft.fft(h, dim=0).real + torch.linalg.qr(h)[0])
-
-
-def test_unknown_operations_pin_and_say_so():
-    symmetry = ob.symmetry(Unknown(), torch.rand(6, 4))
-    assert list(symmetry.groups) == ["a"]
-    pin = symmetry.pinned["b.weight", 0]
-    assert "no rule for this operation" in str(pin)
-    assert pin.operation
-    assert "b.weight[0]" in str(symmetry)
-
-
-def test_random_masks_pin():
-    class AlwaysDrop(nn.Sequential):
-        def forward(self, x):
-            return self[1](nn.functional.dropout(self[0](x), 0.5, training=True))
-
-    symmetry = ob.symmetry(AlwaysDrop(nn.Linear(4, 8), nn.Linear(8, 2)), torch.rand(3, 4))
-    assert not symmetry.groups
-
-
 def test_trace_is_exported_under_its_public_name():
     assert ob.symmetry is trace

@@ -1,0 +1,56 @@
+"""Groups get stable names, and units are counted."""
+
+import torch
+from cases import Fn, two_layers, weight
+from torch import nn
+
+import onebasin as ob
+from onebasin.symmetries import Pin
+from onebasin.tensors.states import find_ties
+from onebasin.tracing.axes.terms import Atom
+from onebasin.tracing.conversion import find_unreached, pin_groups, to_symmetry
+from onebasin.tracing.trace import Trace
+
+
+def test_groups_are_named_after_the_module_that_makes_them():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Sequential(nn.Linear(8, 6), nn.Tanh()), nn.Linear(6, 2))
+    assert list(ob.symmetry(model, torch.rand(3, 4)).groups) == ["0.weight", "2.0"]
+
+
+def test_names_can_be_written_in_a_layout():
+    cells = nn.ModuleDict({"a (b)": nn.Linear(4, 8)})
+    model = Fn(lambda self, x: self.last(self.cells["a (b)"](x)), cells=cells, last=nn.Linear(8, 2))
+    assert list(ob.symmetry(model, torch.rand(3, 4)).groups) == ["cells.a__b_"]
+
+
+def test_families_name_their_parents():
+    def experts(self, x):
+        return torch.bmm(torch.relu(torch.bmm(x.expand(3, *x.shape), self.up)), self.down).sum(0)
+
+    symmetry = ob.symmetry(Fn(experts, up=weight(3, 4, 8), down=weight(3, 8, 2)), torch.rand(5, 4))
+    assert {name: (group.size, group.parents) for name, group in symmetry.groups.items()} == {
+        "up": (3, ()),
+        "up:2": (8, ("up",)),
+    }
+
+
+def test_units_are_counted_by_what_makes_them():
+    symmetry = ob.symmetry(two_layers(lambda self, x: self.last(self.first(x).cumsum(1))), torch.rand(3, 4))
+    assert (symmetry.num_hidden, symmetry.num_free) == (8, 0)
+    symmetry = ob.symmetry(two_layers(lambda self, x: self.last(self.first(x))), torch.rand(3, 4))
+    assert (symmetry.num_hidden, symmetry.num_free) == (8, 8)
+
+
+def test_a_trace_without_operations():
+    model = nn.Linear(4, 8)
+    trace = Trace(find_ties(model))
+    trace.state["weight"] = (Atom(8), Atom(4))
+    trace.scopes.append(trace.state["weight"])
+    trace.reached.add("weight")
+    assert find_unreached(trace, model) == ("bias",)
+    symmetry = to_symmetry(trace, model, [])
+    assert {name: group.size for name, group in symmetry.groups.items()} == {"weight": 8, "weight:2": 4}
+    pin_groups(trace, model, ["weight"], Pin("for a test"))
+    symmetry = to_symmetry(trace, model, [])
+    assert [group.size for group in symmetry.groups.values()] == [4]
+    assert symmetry.pinned["weight", 0] == Pin("for a test")

@@ -1,0 +1,188 @@
+"""What a symmetry promises holds in train mode and at other sizes too, or it is pinned, or a warning says so."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from cases import Fn, two_layers, weight
+from torch import nn
+
+import onebasin as ob
+
+
+class Auxiliary(nn.Module):
+    """Like GoogLeNet: a second head, with a norm and dropout, that is used in train mode only."""
+
+    def __init__(self, dropout: float = 0.5):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU())
+        self.head = nn.Linear(6, 2)
+        self.auxiliary = nn.Sequential(
+            nn.Conv2d(6, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Dropout(dropout), nn.Linear(8 * 16, 2)
+        )
+
+    def forward(self, x):
+        h = self.stem(x)
+        result = self.head(h.mean((2, 3)))
+        return (result, self.auxiliary(h)) if self.training else result
+
+
+def measure_in_train_mode(model, symmetry, inputs):
+    """The largest change of the outputs that a permutation makes."""
+    one = copy.deepcopy(model).double().train()
+    other = copy.deepcopy(one)
+    other.load_state_dict(symmetry.random(torch.Generator().manual_seed(0)).apply(one))
+    with torch.no_grad():
+        return max(float((a - b).abs().max()) for a, b in zip(one(inputs), other(inputs), strict=True))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_parameters_that_are_used_in_train_mode_move_along(batch):
+    model = Auxiliary(dropout=0.0).eval()
+    symmetry = ob.symmetry(model, torch.rand(batch, 3, 8, 8))
+    assert not symmetry.unreached
+    assert sorted(group.size for group in symmetry.groups.values()) == [6, 8]
+    assert measure_in_train_mode(model, symmetry, torch.rand(4, 3, 8, 8, dtype=torch.float64)) < 1e-12
+    layout = symmetry.layouts["auxiliary.1.running_mean"]
+    assert layout == symmetry.layouts["auxiliary.0.bias"]
+
+
+def test_dropout_in_train_mode_pins_nothing():
+    assert len(ob.symmetry(Auxiliary(), torch.rand(2, 3, 8, 8)).groups) == 2
+
+
+def test_train_mode_changes_nothing():
+    model = Auxiliary().train()
+    model.stem[1].eval()
+    before = copy.deepcopy(model.state_dict())
+    ob.symmetry(model, torch.rand(2, 3, 8, 8))
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert model.training
+    assert not model.stem[1].training
+
+
+def test_what_train_mode_forbids_is_pinned():
+    def forward(self, x):
+        h = self.first(x)
+        return (self.last(h), h * self.scale) if self.training else self.last(h)
+
+    symmetry = ob.symmetry(two_layers(forward, scale=weight(8)), torch.rand(3, 4))
+    assert not symmetry.groups
+    assert "model output" in str(symmetry.pinned["first.weight", 0])
+
+
+def test_sites_are_those_of_eval_mode():
+    symmetry = ob.symmetry(Auxiliary(), torch.rand(2, 3, 8, 8))
+    assert {site.module for sites in symmetry.sites.values() for site in sites} == {"stem.0", "stem.1", "stem.2"}
+
+
+def test_frozen_parts_stay_frozen_in_train_mode():
+    """A module may keep its norms in eval mode by overriding train()."""
+
+    class Frozen(Auxiliary):
+        def train(self, mode=True):
+            super().train(mode)
+            self.stem.eval()
+            return self
+
+    model = Frozen(dropout=0.0)
+    symmetry = ob.symmetry(model, torch.rand(2, 3, 8, 8))
+    assert measure_in_train_mode(model, symmetry, torch.rand(4, 3, 8, 8, dtype=torch.float64)) < 1e-12
+
+
+def test_parameters_that_nothing_uses_are_warned_of():
+    model = two_layers(lambda self, x: self.last(self.first(x)), spare=nn.Linear(8, 3), other=weight(8))
+    message = r"parameters that no call used \(other and 1 more\) may read or write free units"
+    with pytest.warns(ob.UnreachedWarning, match=message) as caught:
+        symmetry = ob.symmetry(model, torch.rand(3, 4))
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert symmetry.unreached == ("other", "spare.weight", "spare.bias")
+    with pytest.warns(ob.UnreachedWarning, match=message) as caught:
+        symmetry.random().apply(model)
+    assert caught[0].filename == __file__
+    symmetry.identity().apply(model)
+
+
+def test_parameters_that_cannot_hold_a_group_are_not_warned_of():
+    model = two_layers(lambda self, x: self.last(self.first(x)), spare=weight(7), number=weight())
+    symmetry = ob.symmetry(model, torch.rand(3, 4))
+    assert symmetry.unreached == ("spare", "number")
+    symmetry.random().apply(model)
+    fixed = two_layers(lambda self, x: (self.last(h := self.first(x)), h), spare=weight(8))
+    assert not ob.symmetry(fixed, torch.rand(3, 4)).groups
+
+
+def test_calls_that_use_all_parameters_are_not_warned_of():
+    model = two_layers(lambda self, x, twice=False: self.last(self.first(x) * (self.spare if twice else 1)), spare=weight(8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        symmetry = ob.symmetry(model, [torch.rand(3, 4), {"x": torch.rand(3, 4), "twice": True}])
+    assert symmetry.layouts["spare"] == symmetry.layouts["first.bias"]
+
+
+def slice_positions(self, x):
+    return self.last(self.first(x) + self.positions[: x.shape[1]])
+
+
+def one_sample_is_special(self, x):
+    h = self.first(x)
+    return self.last(h if len(x) == 1 else h * torch.arange(8.0))
+
+
+def short_sequences_are_special(self, x):
+    h = self.first(x)
+    return self.last(h if x.shape[1] < 4 else h * torch.arange(8.0))
+
+
+def decay_by_position(self, x):
+    """At one position all constants are the same."""
+    positions = torch.arange(x.shape[1])[:, None] * torch.arange(8.0)
+    return self.last(self.first(x) * torch.exp(-positions))
+
+
+# The example's shape, and the sizes of the groups that hold at every size.
+OTHER_SIZES = {
+    slice_positions: ((2, 5, 4), [8]),
+    one_sample_is_special: ((1, 4), []),
+    short_sequences_are_special: ((2, 3, 4), []),
+    decay_by_position: ((2, 1, 4), []),
+}
+
+
+@pytest.mark.parametrize("forward", OTHER_SIZES, ids=lambda f: f.__name__)
+def test_groups_hold_at_other_sizes(forward):
+    shape, sizes = OTHER_SIZES[forward]
+    model = two_layers(forward, positions=weight(16, 8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ob.UnreachedWarning)
+        symmetry = ob.symmetry(model, torch.rand(shape))
+        assert [group.size for group in symmetry.groups.values()] == sizes
+        larger = (shape[0] + 2, *((shape[1] + 4,) if len(shape) > 2 else ()), shape[-1])
+        assert symmetry.verify(model, torch.rand(larger)) < 1e-9
+    reasons = {pin.reason for pin in symmetry.pinned.values()}
+    assert "permuting it changes the function at another batch size or sequence length" in reasons or sizes
+
+
+def test_units_are_counted_again_when_groups_are_pinned():
+    symmetry = ob.symmetry(two_layers(one_sample_is_special), torch.rand(1, 4))
+    assert symmetry.num_free == 0
+    assert not symmetry.sites
+
+
+def test_modules_that_take_no_other_size_are_left_alone():
+    model = Fn(lambda self, x: self.last(self.first(x).view(2, 8)), first=nn.Linear(4, 8), last=nn.Linear(8, 2))
+    assert len(ob.symmetry(model, torch.rand(2, 4)).groups) == 1
+
+
+def test_parameters_that_are_also_kept_elsewhere():
+    """They cannot be replaced for a run of the module, which says nothing then."""
+    model = two_layers(lambda self, x: self.last(x @ self.kept[0].t() + self.first.bias))
+    model.kept = [model.first.weight]
+    assert len(ob.symmetry(model, torch.rand(3, 4)).groups) == 1
+
+
+def test_large_models_are_not_run_at_other_sizes(monkeypatch):
+    monkeypatch.setattr("onebasin.tracing.MAX_ENTRIES", 10)
+    assert len(ob.symmetry(two_layers(one_sample_is_special), torch.rand(1, 4)).groups) == 1
