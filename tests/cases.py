@@ -1,5 +1,6 @@
 """What a tiny network of the tables is made of: how to make it, what to feed it, which groups a person counted in it."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import onebasin as ob
 from onebasin.programs.calls import Call, read_calls
 
 
@@ -63,3 +65,16 @@ def two_layers(forward: Callable[..., Any], **members: Any) -> Fn:
     """`first` from 4 to 8 units and `last` from 8 to 2, in a forward that uses them."""
     torch.manual_seed(0)
     return Fn(forward, first=nn.Linear(4, 8), last=nn.Linear(8, 2), **members)
+
+
+def check_groups(forward: Callable[..., Any], sizes: list[int]) -> None:
+    """Trace `two_layers` without verification, compare the sizes of its groups, and verify them.
+
+    There is a parameter `scale` for the 8 units between the layers. Few forwards use all parameters.
+    """
+    model, inputs = two_layers(forward, scale=weight(8)), torch.rand(3, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ob.UnreachedWarning)
+        symmetry = ob.symmetry(model, inputs, verify=False)
+        assert sorted(group.size for group in symmetry.groups.values()) == sorted(sizes), f"\n{symmetry}"
+        assert symmetry.verify(model, inputs) < 1e-9

@@ -48,6 +48,7 @@ class Program:
         given: the values of placeholders that are not in the state: inputs of the call, and constants.
         front_end: what made the program.
         training: whether the module was in train mode.
+        reads_sizes: whether the module's Python code may depend on the sizes of tensors.
     """
 
     graph: torch.fx.Graph
@@ -55,6 +56,7 @@ class Program:
     given: dict[str, Any]
     front_end: FrontEnd
     training: bool = False
+    reads_sizes: bool = True
 
     @functools.cached_property
     def keys(self) -> dict[str, str]:

@@ -14,7 +14,7 @@ from onebasin.torch_internals import TorchDispatchMode
 def promote(value: Any) -> Any:
     """Convert a floating tensor, or a floating type, to float64; leave anything else as it is."""
     if isinstance(value, Tensor):
-        return value.double() if value.is_floating_point() else value
+        return value.double() if value.dtype != torch.float64 and value.is_floating_point() else value
     if isinstance(value, torch.dtype) and value.is_floating_point:
         return torch.float64
     if isinstance(value, torch.Generator):  # draws the same numbers every time, and leaves the user's generator alone

@@ -93,7 +93,10 @@ _READING_OPERATIONS = {
 
 
 class _ValueGuard(TorchFunctionMode):
-    """Refuses functions that take values out of tensors, or replace them, without an operation that a recorder sees."""
+    """Refuses functions that take values out of tensors, or replace them, without an operation that a recorder sees.
+
+    Functions whose result depends on the size of a tensor, so that Python code may, are marked.
+    """
 
     def __init__(self, recorder: _Recorder):
         super().__init__()
@@ -101,8 +104,10 @@ class _ValueGuard(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if not self.recorder.is_busy and func in _BYPASSING:
-            self.recorder.refuse(func)
+        if not self.recorder.is_busy:
+            if func in _BYPASSING:
+                self.recorder.refuse(func)
+            self.recorder.reads_sizes |= func in _READING_SIZES
         if func in _READING:
             given = (*args, *kwargs.values()) if func in _FROM_DATA else [args]
             nested = [leaf for value in given if not isinstance(value, Tensor) for leaf in iterate_leaves(value)]
@@ -121,6 +126,10 @@ _BYPASSING = {
     Tensor.data.__set__,  # type: ignore[attr-defined]
 }
 _FROM_DATA = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor, Tensor.new}
+_READING_SIZES = {
+    *(Tensor.shape.__get__, Tensor.size, Tensor.numel, Tensor.nelement, Tensor.__len__, Tensor.__iter__),  # type: ignore
+    *(getattr(owner, name) for owner in (torch, Tensor) for name in ("unbind", "split", "chunk", "tensor_split")),
+}
 _READING = _FROM_DATA | {
     Tensor.__float__,
     Tensor.__int__,
@@ -141,6 +150,7 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.graph = Graph()
         self.is_busy = False
+        self.reads_sizes = False
         self.bug: Exception | None = None  # an exception of our own code, not of the module
         self._inputs: dict[str, tuple[InputKind, str]] = {}
         self._given: dict[str, Any] = {}
@@ -298,7 +308,7 @@ class _Recorder(TorchDispatchMode):
             if not isinstance(leaf, (Tensor, int, float, str, type(None))):
                 raise NotRecordable(f"it returns a {type(leaf).__name__}, which is no tensor")
         self.graph.output(tuple(self._find_node(leaf) for leaf in leaves if isinstance(leaf, Tensor)))
-        return Program(self.graph, self._inputs, self._given, FrontEnd("recording"), training)
+        return Program(self.graph, self._inputs, self._given, FrontEnd("recording"), training, self.reads_sizes)
 
 
 def _run(func: Any, args: Any, kwargs: Any) -> Any:

@@ -107,12 +107,13 @@ def find_guilty_groups(
     Raises:
         ValueError: if several groups together change it, but none of them alone.
     """
+    max_trials = 2 if min((group.size for group in symmetry.groups.values()), default=0) < 4 else 1
 
     def find(function: Function) -> Different | None:
         for scale in _SCALES:
             randomised = _randomise(symmetry, state, _find_buffers(programs), scale)
             try:
-                _check(symmetry, function, randomised, _OTHER_SIZES, tolerance, max_trials=2)
+                _check(symmetry, function, randomised, _OTHER_SIZES, tolerance, max_trials)
                 return None
             except Unstable:
                 continue

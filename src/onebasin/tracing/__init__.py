@@ -19,7 +19,7 @@ from onebasin.tracing.conversion import find_unreached, pin_groups, to_symmetry
 from onebasin.tracing.trace import Trace
 from onebasin.tracing.walk import walk
 
-MAX_ENTRIES = 10**6
+MAX_ENTRIES = 10**7
 """Models with more parameters are not run at other sizes of the inputs: that would take as long as the trace itself."""
 
 
@@ -29,9 +29,9 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True) -> Symm
     The model is traced once for each call, in eval mode, and left as it was. An operation that no rule covers pins what it
     touches, so a symmetry may be missed but is never invented. The result is checked on random parameters in float64.
 
-    It holds for these calls. If they leave parameters unused, the calls are traced in train mode as well. Models of up to a
-    million parameters are also run at another batch size and sequence length: groups that change the function there are
-    pinned. Other threads must not use the model meanwhile.
+    It holds for these calls. If they leave parameters unused, the calls are traced in train mode as well. A model of up to
+    ten million parameters that reads the sizes of tensors is also run at another batch size and sequence length: groups that
+    change the function there are pinned. Other threads must not use the model meanwhile.
 
     Args:
         model: any module, on any device (on the meta device only shapes are read, and nothing can be verified).
@@ -91,8 +91,9 @@ def _walk_calls(model: nn.Module, calls: Sequence[Call], check: bool) -> tuple[T
 def _check_other_sizes(
     result: Symmetry, trace: Trace, model: nn.Module, calls: Sequence[Call], programs: Sequence[Program], state: State
 ) -> Symmetry:
-    """Pin the groups that change the function at another batch size or sequence length."""
-    for call in calls:
+    """Pin the groups that change the function at another batch size or sequence length, if the module reads sizes at all."""
+    sized = [call for call, program in zip(calls, programs, strict=False) if program.reads_sizes]
+    for call in sized:
         while guilty := find_guilty_groups(result, model, call, programs, state):
             reason = Pin("permuting it changes the function at another batch size or sequence length")
             pin_groups(trace, model, guilty, reason)
