@@ -36,8 +36,16 @@ def test_sizes_grow_together_and_alone(inputs, expected):
 
 
 def test_types_and_other_arguments_are_kept():
-    ids = torch.arange(6).view(2, 3)
-    found = next(derive_calls(Call((ids, "mean"), {"scale": torch.rand(2, dtype=torch.float16)})))
-    assert found.args[0].tolist() == [[0, 1, 2, 0], [3, 4, 5, 3], [0, 1, 2, 0]]
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    found = next(derive_calls(Call((mask, "mean"), {"scale": torch.rand(2, dtype=torch.float16)})))
+    assert found.args[0].tolist() == [[1, 1, 0, 1], [1, 0, 0, 1], [1, 1, 0, 1]]
     assert found.args[1] == "mean"
     assert found.kwargs["scale"].dtype == torch.float16
+
+
+def test_indices_are_drawn_from_those_that_are_valid():
+    """A sequence of equal tokens would hide how they are told apart."""
+    found = next(derive_calls(call_of(torch.tensor([[7], [3]]))))
+    assert found.args[0].shape == (3, 2)
+    assert len(found.args[0].unique()) > 2
+    assert 0 <= found.args[0].min() <= found.args[0].max() <= 7

@@ -54,7 +54,7 @@ def derive_calls(call: Call) -> Iterator[Call]:
     """Calls at other sizes: all sizes larger by one, then each size alone.
 
     The sizes are the batch (the first axis) and the lengths of sequences: the second axis of indices (batch, length) and of
-    features (batch, length, width). Floating inputs are drawn at random.
+    features (batch, length, width). Floating inputs and indices are drawn at random: equal ones would hide differences.
     """
     tensors = [leaf for leaf in call.leaves if isinstance(leaf, Tensor) and leaf.dim()]
     sizes = [(0, tensors[0].shape[0])] if tensors else []
@@ -80,6 +80,7 @@ def _enlarge(call: Call, sizes: list[tuple[int, int]]) -> Call:
                 leaf = torch.cat([leaf, leaf.narrow(axis, 0, 1)], axis)
         if leaf.is_floating_point():
             return torch.randn(leaf.shape, generator=generator).to(leaf)
-        return leaf
+        largest = int(leaf.max()) if leaf.numel() else 0
+        return torch.randint(largest + 1, leaf.shape, generator=generator).to(leaf) if largest > 1 else leaf
 
     return Call(*tree_map(convert, (call.args, call.kwargs)))

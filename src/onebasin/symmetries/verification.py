@@ -107,7 +107,7 @@ def find_guilty_groups(
     Raises:
         ValueError: if several groups together change it, but none of them alone.
     """
-    max_trials = 2 if min((group.size for group in symmetry.groups.values()), default=0) < 4 else 1
+    max_trials = 4 if min((group.size for group in symmetry.groups.values()), default=0) < 4 else 1
 
     def find(function: Function) -> Different | None:
         for scale in _SCALES:
