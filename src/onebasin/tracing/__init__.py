@@ -60,7 +60,7 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True) -> Symm
         training = [program for program in programs if program.training]
         with contextlib.suppress(CannotVerify):  # statistics of few samples amplify rounding errors
             verify_programs(result, training, state)
-        if state.num_entries <= MAX_ENTRIES:
+        if result.groups and state.num_entries <= MAX_ENTRIES:
             result = _check_other_sizes(result, trace, model, calls, programs, state)
     forget_normal_forms()
     result.warn_of_unreached(stacklevel=2)
