@@ -1,4 +1,4 @@
-"""vmap, torch.func, torch.compile, memory."""
+"""The autograd node: vmap, torch.func, torch.compile, memory, and what it leaves alone."""
 
 import pytest
 import torch
@@ -9,6 +9,12 @@ from onebasin.operator import sinkhorn
 
 def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def gradient_of(logits, weights, **arguments):
+    logits = logits.detach().requires_grad_()
+    sinkhorn(logits, **arguments).backward(weights)
+    return logits.grad
 
 
 def loss(logits, weights, gradient="implicit"):
@@ -131,3 +137,39 @@ def test_peak_memory_is_four_matrices(shape, dtype):
         weights = torch.ones_like(logits)
         sinkhorn(logits).backward(weights)
     assert 2 * matrix < mode.peak <= 4 * matrix
+
+
+@pytest.mark.parametrize("shape", [(7, 7), (3, 7, 7)])
+def test_incoming_gradients_of_any_layout_are_left_alone(shape):
+    logits = normal(*shape)
+    for weights in [
+        normal(*shape, seed=1),
+        normal(*shape, seed=1).mT,
+        normal(1, seed=1).expand(shape),
+        torch.zeros(shape, dtype=torch.float64),
+    ]:
+        before = weights.clone()
+        grad = gradient_of(logits, weights)
+        assert torch.equal(weights, before)
+        assert torch.equal(grad, gradient_of(logits, weights.contiguous()))
+    assert torch.equal(grad, torch.zeros(shape, dtype=torch.float64))
+
+
+def test_logits_and_plan_are_left_alone():
+    logits = normal(9, 9).requires_grad_()
+    before = logits.detach().clone()
+    plan = sinkhorn(logits)
+    kept = plan.detach().clone()
+    plan.backward(torch.ones_like(plan), retain_graph=True)
+    plan.backward(normal(9, 9, seed=1))
+    assert torch.equal(plan, kept)
+    assert torch.equal(logits.detach(), before)
+
+
+def test_second_derivative_is_refused_with_the_way_out():
+    logits, weights = normal(4, 4).requires_grad_(), normal(4, 4, seed=1)
+    (grad,) = torch.autograd.grad((sinkhorn(logits) * weights).sum(), logits, create_graph=True)
+    with pytest.raises(NotImplementedError, match="gradient='unrolled'"):
+        grad.square().sum().backward()
+    with pytest.raises(NotImplementedError, match="gradient='unrolled'"):
+        torch.func.jacrev(torch.func.grad(lambda x: (sinkhorn(x) * weights).sum()))(logits.detach())

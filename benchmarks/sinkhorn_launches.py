@@ -1,6 +1,6 @@
-"""How the CUDA kernels do with other teams than `choose_team` and `choose_strips` give: for choosing on a new GPU.
+"""The CUDA kernels with other launch configurations than `operator.launch` chooses, to tune it for a new GPU.
 
-python -m benchmarks.sinkhorn_teams [--strips]
+python -m benchmarks.sinkhorn_launches [--resident]
 """
 
 import math
@@ -10,8 +10,8 @@ from unittest.mock import patch
 
 import torch
 
-from onebasin.operator import launching
-from onebasin.operator.launching import Team, _num_processors, choose_team, launch_gradient, launch_rounds
+from onebasin.operator import launch
+from onebasin.operator.launch import LaunchConfig, configure_streaming, count_sms, launch_gradient, launch_rounds
 
 CASES = [
     (1, 96),
@@ -42,48 +42,48 @@ def device_ms(call, repeats: int = 20) -> float:
     return statistics.median(times)
 
 
-def compare_strips() -> None:
-    """Strips of other heights, for the sizes that are kept in registers."""
-    num_processors = _num_processors(torch.device("cuda", torch.cuda.current_device()))
+def compare_resident() -> None:
+    """Tiles of other heights, for the sizes that are kept in registers."""
+    num_sms = count_sms(torch.device("cuda", torch.cuda.current_device()))
     for batch, n in ((2, 128), (2, 200), (2, 256), (1, 512), (2, 512), (2, 1024)):
         logits, grad = 4 * torch.randn(2, batch, n, n, device="cuda")  # sharp enough for ten solver steps
-        print(f"n = {n}, batch {batch}, chosen {launching.choose_strips(n, batch, num_processors)}")
+        print(f"n = {n}, batch {batch}, chosen {launch.configure_resident(n, batch, num_sms)}")
         for rows in (4, 8, 16, 32, 128):
             for num_warps in (2, 4, 8, 16):
-                if rows < n and 32 * num_warps > launching._pad(n):
-                    continue  # see kernels/mail.py
-                strips = Team(math.ceil(n / rows), batch, rows, num_warps)
-                with patch.object(launching, "choose_strips", lambda *_, strips=strips: strips):
+                if rows < n and 32 * num_warps > launch._pad(n):
+                    continue  # see kernels/all_reduce.py
+                config = LaunchConfig(math.ceil(n / rows), batch, rows, num_warps)
+                with patch.object(launch, "configure_resident", lambda *_, config=config: config):
                     try:
-                        plan, columns, _ = launch_rounds(logits, 1.0, 20, None)
+                        plan, column_sums, _ = launch_rounds(logits, 1.0, 20, None)
                         forward = device_ms(lambda: launch_rounds(logits, 1.0, 20, None))  # noqa: B023
-                        back = device_ms(lambda: launch_gradient(plan, columns, grad, 1.0, max_steps=10))  # noqa: B023
+                        back = device_ms(lambda: launch_gradient(plan, column_sums, grad, 1.0, max_steps=10))  # noqa: B023
                         print(f"  rows {rows:3} warps {num_warps:2} rounds {forward:7.3f} ms   gradient {back:7.3f} ms")
                     except Exception as error:  # more programs than fit, or more registers than there are
                         print(f"  rows {rows:3} warps {num_warps:2} {str(error).splitlines()[0][:80]}")
 
 
 def main() -> None:
-    if "--strips" in sys.argv:
-        compare_strips()
+    if "--resident" in sys.argv:
+        compare_resident()
         return
-    num_processors = _num_processors(torch.device("cuda", torch.cuda.current_device()))
+    num_sms = count_sms(torch.device("cuda", torch.cuda.current_device()))
     for batch, n in CASES:
         logits, grad = torch.randn(2, batch, n, n, device="cuda")
-        plan, columns, _ = launch_rounds(logits, 1.0, 20, None)
-        chosen = choose_team(n, batch, num_processors)
-        teams: dict[str, Team | None] = {"automatic": None, "chosen team": chosen}
+        plan, column_sums, _ = launch_rounds(logits, 1.0, 20, None)
+        chosen = configure_streaming(n, batch, num_sms)
+        configs: dict[str, LaunchConfig | None] = {"automatic": None, "streaming": chosen}
         for factor in (0.25, 0.5, 2.0):
-            size = max(1, min(int(chosen.size * factor), 2 * num_processors // chosen.num_teams))
-            teams[f"size {size}"] = chosen._replace(size=size)
+            num_ranks = max(1, min(int(chosen.num_ranks * factor), 2 * num_sms // chosen.num_slots))
+            configs[f"ranks {num_ranks}"] = chosen._replace(num_ranks=num_ranks)
         for rows in (1, 2, 4, 8, 16):
-            teams[f"rows {rows}"] = chosen._replace(rows=rows)
-        teams["warps 4"] = chosen._replace(num_warps=4)
+            configs[f"rows {rows}"] = chosen._replace(rows=rows)
+        configs["warps 4"] = chosen._replace(num_warps=4)
         print(f"n = {n}, batch {batch}, chosen {chosen}")
-        for name, team in teams.items():
+        for name, config in configs.items():
             try:
-                forward = device_ms(lambda team=team: launch_rounds(logits, 1.0, 20, None, team))  # noqa: B023
-                back = device_ms(lambda team=team: launch_gradient(plan, columns, grad, 1.0, team))  # noqa: B023
+                forward = device_ms(lambda config=config: launch_rounds(logits, 1.0, 20, None, config))  # noqa: B023
+                back = device_ms(lambda config=config: launch_gradient(plan, column_sums, grad, 1.0, config))  # noqa: B023
             except RuntimeError as error:  # more programs than fit, or more registers than there are
                 print(f"  {name:12} {str(error).splitlines()[0]}")
                 continue
