@@ -32,7 +32,7 @@ import onebasin as ob
 from benchmarks import measuring
 from benchmarks.measuring import Record, append, attempt, measure_bytes, run_sizes, say, time_call
 from onebasin.descent.adam import make_adam
-from onebasin.descent.cuda_graphs import NUM_PLAIN, Step
+from onebasin.descent.cuda_graphs import NUM_WARMUP, CapturedStep
 from onebasin.matching.methods.sinkhorn import make_step
 from onebasin.matching.problem import Problem
 
@@ -200,8 +200,8 @@ def measure_step(make: Callable[[], Run], batch: Any, device: str, capture: bool
     made: list[Run] = []
 
     def prepare() -> None:
-        made.append(Step(make(), capture, torch.device(device)))
-        for _ in range(NUM_PLAIN + 2 if capture else 2):
+        made.append(CapturedStep(make(), capture, torch.device(device)))
+        for _ in range(NUM_WARMUP + 2 if capture else 2):
             made[0](batch)
 
     held = measure_bytes(prepare, device)
@@ -209,7 +209,7 @@ def measure_step(make: Callable[[], Run], batch: Any, device: str, capture: bool
         made = []
         prepare()
     step = made[0]
-    if capture and not (isinstance(step, Step) and step.is_captured):
+    if capture and not (isinstance(step, CapturedStep) and step.is_captured):
         raise RuntimeError("the step was not captured")
     seconds = 0.15 if device.startswith("cuda") else 0.3  # where the clock is steady
     return {"seconds": time_call(lambda: step(batch), device, seconds), "bytes": held}

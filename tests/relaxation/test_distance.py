@@ -9,7 +9,7 @@ from torch import nn
 
 import onebasin as ob
 from benchmarks.peak_memory import PeakMemory
-from onebasin.descent.cuda_graphs import NUM_PLAIN, Step
+from onebasin.descent.cuda_graphs import NUM_WARMUP, CapturedStep
 from onebasin.matching.methods.sinkhorn import find_distance, make_step
 from onebasin.matching.problem import Problem
 from onebasin.relaxation.objectives import parameter_keys
@@ -188,8 +188,8 @@ def test_a_captured_step_is_the_plain_one(width):
         net = ob.RebasinNet(b, symmetry)
         problem = Problem(symmetry, source, target, keys, ob.WeightDistance(keys=keys))
         assert (find_distance(problem, net) is not None) == (width > 1024)
-        step = Step(make_step(problem, net, lr=0.1), capture, torch.device("cuda"))
-        costs = torch.stack([step(None).clone() for _ in range(NUM_PLAIN + 6)])
+        step = CapturedStep(make_step(problem, net, lr=0.1), capture, torch.device("cuda"))
+        costs = torch.stack([step(None).clone() for _ in range(NUM_WARMUP + 6)])
         assert step.is_captured == capture
         ended.append((costs, net.state_dict()))
     torch.testing.assert_close(ended[0], ended[1], rtol=1e-4, atol=1e-4)

@@ -1,8 +1,7 @@
 """Continual learning: strategies that learn one task after the other, streams of tasks, and what is measured on them."""
 
-from onebasin.continual.learning import learn_stream, run_stream
+from onebasin.continual.learning import interleave, learn_stream, run_stream
 from onebasin.continual.metrics import AccuracyMatrix
-from onebasin.continual.stepping import interleave
 from onebasin.continual.strategies.agem import AGEM
 from onebasin.continual.strategies.base import Strategy, Training, accuracy, adam, sgd
 from onebasin.continual.strategies.derpp import DERPlusPlus

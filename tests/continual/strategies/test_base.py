@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 import onebasin as ob
 from onebasin import continual
-from onebasin.continual import Finetune, Task, accuracy, adam, run_stream
+from onebasin.continual import Finetune, Task, accuracy, adam
 from tests.continual.clusters import TRAINING, make_mlp, make_task
 
 
@@ -222,24 +222,6 @@ def test_norms_are_reset_on_equal_shares_of_all_tasks():
         means[reset] = float(strategy.model[0].running_mean)
     assert abs(means[True]) < 0.02
     assert means[False] > 0.5
-
-
-def test_a_stream_from_start_to_end_and_in_two_parts():
-    stream = continual.rotated_digits(3)
-
-    def make():
-        torch.manual_seed(0)
-        return Finetune(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10)), epochs=1)
-
-    seen = []
-    whole = run_stream(make(), stream, after=seen.append)
-    assert [matrix.num_tasks for matrix in seen] == [1, 2, 3]
-    assert [len(row) for row in whole.rows] == [1, 2, 3]
-    strategy = make()
-    part = run_stream(strategy, stream.first(1))
-    with pytest.raises(ValueError, match="give start="):
-        run_stream(strategy, stream)
-    assert run_stream(strategy, stream, start=part).rows == whole.rows
 
 
 def test_refusals(mlp):

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from onebasin.continual.memory import Memory
 from onebasin.continual.samples import Feed, Samples, as_input
-from onebasin.continual.stepping import run_steps
 from onebasin.continual.streams import Task
+from onebasin.descent.cuda_graphs import run_steps
 from onebasin.landscape.repair import batch_norms, reset_statistics
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -169,7 +169,7 @@ class Strategy:
         num_steps, done = self.count_steps(len(samples)), 0
         for step, count in self.phases(samples, num_steps):
             self.model.train()
-            for number in run_steps(step, count, self.capture):
+            for number in run_steps(step, count, self.device, self.capture):
                 yield done + number
             done += count
             self.model.eval()

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from onebasin.descent.adam import make_adam
-from onebasin.descent.cuda_graphs import Step
+from onebasin.descent.cuda_graphs import CapturedStep
 from onebasin.matching.copies import find_copy
 from onebasin.matching.methods.weight_matching import polish as polish_permutation
 from onebasin.matching.problem import Found, Problem
@@ -91,7 +91,7 @@ def match_by_sinkhorn(
         net.load_state_dict(logits)
     if capture is None:
         capture = final_tau is None and _can_be_captured(problem, net)
-    take_step = Step(make_step(problem, net, lr), capture, problem.device)
+    take_step = CapturedStep(make_step(problem, net, lr), capture, problem.device)
     search = _Search(problem)
     stream = problem.stream()
     every = check_every or (1 if problem.batches is None and max(map(int, net.logits), default=0) <= 128 else 5)

@@ -1,17 +1,28 @@
 import pytest
 import torch
+from torch import nn
 
-from onebasin.continual import Finetune
-from onebasin.continual.stepping import interleave, run_steps
+from onebasin import continual
+from onebasin.continual import Finetune, interleave, run_stream
 from tests.continual.clusters import TRAINING, make_mlp, make_task
 
 
-@pytest.mark.parametrize("num_steps", [1, 99, 100, 101, 250])
-def test_every_step_is_run_and_reported(num_steps):
-    calls: list[int] = []
-    reports = list(run_steps(lambda: calls.append(1), num_steps))
-    assert len(calls) == num_steps
-    assert reports == [*range(100, num_steps + 1, 100), *([num_steps] if num_steps % 100 else [])]
+def test_a_stream_from_start_to_end_and_in_two_parts():
+    stream = continual.rotated_digits(3)
+
+    def make():
+        torch.manual_seed(0)
+        return Finetune(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10)), epochs=1)
+
+    seen = []
+    whole = run_stream(make(), stream, after=seen.append)
+    assert [matrix.num_tasks for matrix in seen] == [1, 2, 3]
+    assert [len(row) for row in whole.rows] == [1, 2, 3]
+    strategy = make()
+    part = run_stream(strategy, stream.first(1))
+    with pytest.raises(ValueError, match="give start="):
+        run_stream(strategy, stream)
+    assert run_stream(strategy, stream, start=part).rows == whole.rows
 
 
 def test_runs_that_take_turns_do_not_see_each_other():
