@@ -39,8 +39,7 @@ class TritonAdam:
     """``torch.optim.Adam`` with its default betas, for float32 tensors on CUDA.
 
     PyTorch's fused Adam gives each program 65,536 entries: two plans of 512 units are eight programs, on a GPU that can run
-    a hundred at a time. Here a program has 512. All tensors share one step count, so a tensor must either have a gradient at
-    every step or at none.
+    a hundred at a time. All tensors share one step count, so a tensor must have a gradient at every step or at none.
     """
 
     def __init__(self, params: Sequence[Tensor], rates: Sequence[float]):

@@ -5,24 +5,24 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from onebasin.torch_internals import tree_flatten, tree_unflatten
 
-Result = TypeVar("Result")
-CaptureGraph = Callable[[Callable[[Any], Result], Any], tuple[Callable[[], object], Result]]
+Run = Callable[[Any], Any]
+CaptureGraph = Callable[[Run, Any], tuple[Callable[[], object], Any]]
 
 NUM_WARMUP = 3
-"""Eager calls before a capture: in them kernels are compiled and libraries allocate their workspaces."""
+"""Eager calls before a capture, in which kernels are compiled and libraries allocate their workspaces."""
 
 _STEPS_PER_GRAPH = 4
 _REPORT_EVERY = 100
 
 
-class CapturedStep(Generic[Result]):
+class CapturedStep:
     """Runs a step: eagerly for a few calls, then as a CUDA graph, which takes Python no time.
 
     An eager step of a small network takes as long as Python needs to launch its kernels; a replayed one takes as long as
@@ -42,40 +42,42 @@ class CapturedStep(Generic[Result]):
 
     def __init__(
         self,
-        run: Callable[[Any], Result],
+        run: Run,
         capture: bool,
         device: torch.device,
         fallback: bool = True,
         unroll: int = 1,
-        capture_graph: CaptureGraph[Result] | None = None,
+        capture_graph: CaptureGraph | None = None,
     ):
         self._run, self._capture, self._device = run, capture, device
         self._fallback, self._unroll = fallback, unroll
         self._capture_graph = capture_graph or self._capture_cuda_graph
         self._stream = _capturable_stream(device) if capture and device.type == "cuda" else None
         self._num_calls = 0
-        self._graph: _Graph[Result] | None = None
+        self._replay: Callable[[], object] | None = None
+        self._result: Any = None
+        self._batch: tuple[list[Any], Any] = ([], None)
 
     @property
     def is_captured(self) -> bool:
         """Whether calls replay a graph by now."""
-        return self._graph is not None
+        return self._replay is not None
 
-    def __call__(self, batch: Any = None) -> Result:
+    def __call__(self, batch: Any = None) -> Any:
         """Run a step. The next call overwrites the tensors of the result."""
         self._num_calls += 1
         if not self._capture or self._num_calls <= NUM_WARMUP:
             return self._run_eagerly(batch)
         if self._fallback and self._num_calls == NUM_WARMUP + 1:
             return self._run_without_sync(batch)
-        if self._graph is None:
+        if self._replay is None:
             self._try_capture(batch)
-        if self._graph is None or not self._graph.load(batch):
+        if self._replay is None or not self._load(batch):
             return self._run_eagerly(batch)
-        self._graph.replay()
-        return self._graph.result
+        self._replay()
+        return self._result
 
-    def _run_without_sync(self, batch: Any) -> Result:
+    def _run_without_sync(self, batch: Any) -> Any:
         """An eager step that raises if it waits for the device; it is then run again without that check."""
         try:
             with _forbid_sync(self._device):
@@ -87,7 +89,7 @@ class CapturedStep(Generic[Result]):
         self._fall_back(reason)
         return self._run_eagerly(batch)
 
-    def _run_eagerly(self, batch: Any) -> Result:
+    def _run_eagerly(self, batch: Any) -> Any:
         if self._stream is None:
             return self._run(batch)
         outer = torch.cuda.current_stream(self._device)
@@ -100,22 +102,29 @@ class CapturedStep(Generic[Result]):
 
     def _try_capture(self, batch: Any) -> None:
         leaves, structure = tree_flatten(batch)
-        leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._batch = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure
         try:
-            replay, result = self._capture_graph(self._run_unrolled, tree_unflatten(leaves, structure))
+            self._replay, self._result = self._capture_graph(self._run_unrolled, tree_unflatten(*self._batch))
         except RuntimeError as error:
             if not self._fallback:
                 raise
             self._fall_back(str(error))
-            return
-        self._graph = _Graph(replay, result, leaves, structure)
 
-    def _run_unrolled(self, batch: Any) -> Result:
-        for _ in range(self._unroll - 1):
-            self._run(batch)
-        return self._run(batch)
+    def _run_unrolled(self, batch: Any) -> Any:
+        return [self._run(batch) for _ in range(self._unroll)][-1]
 
-    def _capture_cuda_graph(self, run: Callable[[Any], Result], batch: Any) -> tuple[Callable[[], object], Result]:
+    def _load(self, batch: Any) -> bool:
+        """Copy a batch to where the graph reads it, if its shapes and plain values are those of the captured one."""
+        leaves, structure = tree_flatten(batch)
+        own, expected = self._batch
+        if structure != expected or not all(map(_fits, own, leaves)):
+            return False
+        for place, leaf in zip(own, leaves, strict=True):
+            if isinstance(place, Tensor):
+                place.copy_(leaf, non_blocking=True)
+        return True
+
+    def _capture_cuda_graph(self, run: Run, batch: Any) -> tuple[Callable[[], object], Any]:
         graph = torch.cuda.CUDAGraph()
         # Only this thread is restricted: others, such as those of a data loader, may use the device meanwhile.
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
@@ -131,40 +140,14 @@ class CapturedStep(Generic[Result]):
         )
 
 
-class _Graph(NamedTuple, Generic[Result]):
-    """A captured step: how to replay it, where it writes its result, and the batch that it reads."""
-
-    replay: Callable[[], object]
-    result: Result
-    leaves: list[Any]
-    structure: Any
-
-    def load(self, batch: Any) -> bool:
-        """Copy a batch to where the graph reads it, if its shapes and plain values are those of the captured one."""
-        leaves, structure = tree_flatten(batch)
-        if structure != self.structure or not all(map(_fits, self.leaves, leaves)):
-            return False
-        for own, leaf in zip(self.leaves, leaves, strict=True):
-            if isinstance(own, Tensor):
-                own.copy_(leaf, non_blocking=True)
-        return True
-
-
 def run_steps(
     step: Callable[[], object],
     num_steps: int,
     device: torch.device,
     capture: bool = False,
-    capture_graph: CaptureGraph[object] | None = None,
+    capture_graph: CaptureGraph | None = None,
 ) -> Iterator[int]:
     """Run a step that draws its own batches many times; with `capture` as CUDA graphs, or an error if that is impossible.
-
-    Args:
-        step: See `CapturedStep`; it takes no batch.
-        num_steps: How many steps to run.
-        device: Where they run.
-        capture: Whether to use graphs.
-        capture_graph: See `CapturedStep`.
 
     Yields:
         The number of steps done, about every hundred steps and at the end. On CUDA they were launched and may still run:

@@ -42,12 +42,7 @@ def compute_plan(logits: Tensor, tau: float, num_iters: int, tol: float | None, 
 
 
 def compute_gradient(
-    plan: Tensor,
-    column_sums: Tensor,
-    grad: Tensor,
-    tau: float,
-    backend: Backend | None = None,
-    max_steps: int = MAX_STEPS,
+    plan: Tensor, column_sums: Tensor, grad: Tensor, tau: float, backend: Backend | None = None, max_steps: int = MAX_STEPS
 ) -> Tensor:
     """The gradient with respect to the logits of a plan of any batch shape, in the plan's type.
 

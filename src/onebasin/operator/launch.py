@@ -32,24 +32,16 @@ class LaunchConfig(NamedTuple):
 
 
 @functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-@functools.cache
-def _is_known(device: torch.device) -> bool:
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (7, 0)
-
-
-@functools.cache
 def count_sms(device: torch.device) -> int:
     """The number of streaming multiprocessors; 1 on the CPU, for Triton's interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
+@functools.cache
 def can_compile(device: torch.device) -> bool:
     """Whether Triton kernels can be compiled here for this CUDA device."""
-    return _has_triton() and _is_known(device)
+    has_triton = importlib.util.find_spec("triton") is not None
+    return has_triton and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (7, 0)
 
 
 def supports(problems: Tensor) -> bool:
@@ -95,23 +87,20 @@ def launch_rounds(
     outputs = (plan, column_sums, torch.empty(shape[:-2], dtype=torch.int64, device=device))
     scale = math.log2(math.e) / tau
     scalars = (batch, n, scale, 1 / scale, num_iters, 0.0 if tol is None else tol, STOP_EVERY)
-    resident = configure_resident(n, batch, count_sms(device)) if streaming is None else None
-    if resident is not None:
-        from onebasin.operator.kernels.resident import resident_rounds
+    config = configure_resident(n, batch, count_sms(device)) if streaming is None else None
+    if config is not None:
+        from onebasin.operator.kernels.resident import resident_rounds as kernel
 
-        resident_rounds[_grid(resident)](
-            logits, *outputs, _make_message_buffer(resident, n, device), *scalars, resident.num_ranks, resident.num_slots,
-            HAS_TOL=tol is not None, **_resident_options(resident, n, device),
-        )  # fmt: skip
-        return Rounds(*outputs)
-    from onebasin.operator.kernels.streaming_rounds import PARTIALS, streaming_rounds
+        buffers, options = _prepare_resident(config, n, device)
+    else:
+        from onebasin.operator.kernels.streaming_rounds import PARTIALS
+        from onebasin.operator.kernels.streaming_rounds import streaming_rounds as kernel
 
-    config = streaming or configure_streaming(n, batch, count_sms(device))
-    streaming_rounds[_grid(config)](
-        logits, *outputs, *_make_workspace(config, PARTIALS.value + config.num_ranks, n, device), *scalars,
-        config.num_ranks, config.num_slots,
-        HAS_TOL=tol is not None, TALL=min(256, _pad(n)), **_streaming_options(config, n, device),
-    )  # fmt: skip
+        config = streaming or configure_streaming(n, batch, count_sms(device))
+        buffers, options = _prepare_streaming(config, n, PARTIALS.value + config.num_ranks, device)
+        options["TALL"] = min(256, _pad(n))
+    grid, shares = (config.num_ranks * config.num_slots,), (config.num_ranks, config.num_slots)
+    kernel[grid](logits, *outputs, *buffers, *scalars, *shares, HAS_TOL=tol is not None, **options)
     return Rounds(*outputs)
 
 
@@ -129,27 +118,20 @@ def launch_gradient(
     batch = plan.numel() // (n * n)
     result = torch.empty_like(plan)
     scalars = (batch, n, 1 / tau, max_steps)
-    resident = configure_resident(n, batch, count_sms(device)) if streaming is None else None
-    if resident is not None:
-        from onebasin.operator.kernels.resident import resident_gradient
+    config = configure_resident(n, batch, count_sms(device)) if streaming is None else None
+    if config is not None:
+        from onebasin.operator.kernels.resident import resident_gradient as kernel
 
-        resident_gradient[_grid(resident)](
-            plan, column_sums, grad, result, _make_message_buffer(resident, n, device), *scalars,
-            resident.num_ranks, resident.num_slots, **_resident_options(resident, n, device),
-        )  # fmt: skip
-        return result
-    from onebasin.operator.kernels.streaming_gradient import PARTIALS, streaming_gradient
+        buffers, options = _prepare_resident(config, n, device)
+    else:
+        from onebasin.operator.kernels.streaming_gradient import PARTIALS
+        from onebasin.operator.kernels.streaming_gradient import streaming_gradient as kernel
 
-    config = streaming or configure_streaming(n, batch, count_sms(device))
-    streaming_gradient[_grid(config)](
-        plan, column_sums, grad, result, *_make_workspace(config, PARTIALS.value + 2 * config.num_ranks, n, device),
-        *scalars, config.num_ranks, config.num_slots, **_streaming_options(config, n, device),
-    )  # fmt: skip
+        config = streaming or configure_streaming(n, batch, count_sms(device))
+        buffers, options = _prepare_streaming(config, n, PARTIALS.value + 2 * config.num_ranks, device)
+    grid, shares = (config.num_ranks * config.num_slots,), (config.num_ranks, config.num_slots)
+    kernel[grid](plan, column_sums, grad, result, *buffers, *scalars, *shares, **options)
     return result
-
-
-def _grid(config: LaunchConfig) -> tuple[int]:
-    return (config.num_ranks * config.num_slots,)
 
 
 def _next_power_of_2(number: int) -> int:
@@ -160,25 +142,24 @@ def _pad(n: int) -> int:
     return max(16, _next_power_of_2(n))
 
 
-def _make_message_buffer(config: LaunchConfig, n: int, device: torch.device) -> Tensor:
-    """Per slot two buffers, each with a vector per rank and one for the result; a program alone sends no messages."""
-    num_words = 2 * (_next_power_of_2(config.num_ranks) + 1) * _pad(n) if config.num_ranks > 1 else 0
-    return torch.zeros(config.num_slots * num_words, dtype=torch.int64, device=device)
+def _prepare_resident(config: LaunchConfig, n: int, device: torch.device) -> tuple[tuple[Tensor], dict[str, Any]]:
+    """The message buffer and the constants of a resident kernel.
 
-
-def _make_workspace(config: LaunchConfig, num_vectors: int, n: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The vectors of each slot, and the counters of its barrier."""
-    workspace = torch.empty(config.num_slots * num_vectors * _pad(n), dtype=torch.float32, device=device)
-    return workspace, torch.zeros(config.num_slots, dtype=torch.int32, device=device)
-
-
-def _streaming_options(config: LaunchConfig, n: int, device: torch.device) -> dict[str, Any]:
-    return {"N": _pad(n), "BLOCK": 32, "ROWS": config.rows, **_launch_options(config, device)}
-
-
-def _resident_options(config: LaunchConfig, n: int, device: torch.device) -> dict[str, Any]:
+    A slot has two buffers, each with a vector per rank and one for the result; a program alone sends no messages.
+    """
     ranks = _next_power_of_2(config.num_ranks)
-    return {"N": _pad(n), "ROWS": config.rows, "RANKS": ranks, **_launch_options(config, device)}
+    num_words = 2 * (ranks + 1) * _pad(n) if config.num_ranks > 1 else 0
+    messages = torch.zeros(config.num_slots * num_words, dtype=torch.int64, device=device)
+    return (messages,), {"N": _pad(n), "ROWS": config.rows, "RANKS": ranks, **_launch_options(config, device)}
+
+
+def _prepare_streaming(
+    config: LaunchConfig, n: int, num_vectors: int, device: torch.device
+) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
+    """The workspace, the counters of the barriers, and the constants of a streaming kernel."""
+    workspace = torch.empty(config.num_slots * num_vectors * _pad(n), dtype=torch.float32, device=device)
+    counters = torch.zeros(config.num_slots, dtype=torch.int32, device=device)
+    return (workspace, counters), {"N": _pad(n), "BLOCK": 32, "ROWS": config.rows, **_launch_options(config, device)}
 
 
 def _launch_options(config: LaunchConfig, device: torch.device) -> dict[str, Any]:

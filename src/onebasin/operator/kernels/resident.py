@@ -23,10 +23,11 @@ EPS = tl.constexpr(1.1920929e-07)  # of float32, in which all kernels compute
 
 @triton.jit
 def _locate_tile(messages, n, num_ranks, N: tl.constexpr, ROWS: tl.constexpr, RANKS: tl.constexpr):
-    """The slot and rank of this program, the message buffer of its slot, and its rows and columns."""
+    """The slot and rank of this program, the messages of its slot, its rows and columns, their offsets and their mask."""
     slot, rank = tl.program_id(0) // num_ranks, tl.program_id(0) % num_ranks
     row, column = rank * ROWS + tl.arange(0, ROWS), tl.arange(0, N)
-    return slot, rank, messages + slot.to(tl.int64) * 2 * (RANKS + 1) * N, row, column, row[:, None] * n + column[None, :]
+    messages += slot.to(tl.int64) * 2 * (RANKS + 1) * N
+    return slot, rank, messages, row, column, row[:, None] * n + column[None, :], (row < n)[:, None] & (column < n)[None, :]
 
 
 @triton.jit
@@ -60,9 +61,8 @@ def resident_rounds(
     HAS_TOL: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, RANKS: tl.constexpr,
 ):  # fmt: skip
     """All rounds of all problems; see `run_rounds`. Every slot solves one problem after the other."""
-    slot, rank, messages, row, column, offsets = _locate_tile(messages, n, num_ranks, N, ROWS, RANKS)
+    slot, rank, messages, row, column, offsets, mask = _locate_tile(messages, n, num_ranks, N, ROWS, RANKS)
     row_mask, column_mask = row < n, column < n
-    mask = row_mask[:, None] & column_mask[None, :]
     epoch = 1
     for problem in range(slot, batch, num_slots):
         base = tl.cast(problem, tl.int64) * n * n
@@ -81,9 +81,7 @@ def resident_rounds(
                 g = tl.where(column_mask, g + tl.log2(v) * unscale, 0.0)
                 kernel, f = _normalise_rows(x, g, row_mask, scale, unscale)
                 f = tl.where(done > 0, f, 0.0)
-                g = _column_potential(
-                    x, f, column_mask, scale, unscale, messages, rank, num_ranks, epoch, N, ROWS, RANKS
-                )  # fmt: skip
+                g = _column_potential(x, f, column_mask, scale, unscale, messages, rank, num_ranks, epoch, N, ROWS, RANKS)
                 epoch += 2
                 kernel, f = _normalise_rows(x, g, row_mask, scale, unscale)
                 v = tl.where(column_mask, 1.0, 0.0)
@@ -146,9 +144,8 @@ def resident_gradient(
     N: tl.constexpr, ROWS: tl.constexpr, RANKS: tl.constexpr,
 ):  # fmt: skip
     """The gradients of all problems; see `implicit_gradient`. `rate` is 1 / tau."""
-    slot, rank, messages, row, column, offsets = _locate_tile(messages, n, num_ranks, N, ROWS, RANKS)
+    slot, rank, messages, row, column, offsets, mask = _locate_tile(messages, n, num_ranks, N, ROWS, RANKS)
     row_mask, column_mask = row < n, column < n
-    mask = row_mask[:, None] & column_mask[None, :]
     epoch = 1
     for problem in range(slot, batch, num_slots):
         base = tl.cast(problem, tl.int64) * n * n

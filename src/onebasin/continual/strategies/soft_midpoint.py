@@ -1,4 +1,4 @@
-"""Half way between a network and a soft permutation of it, a residual away: the point whose cost re-basin minimises."""
+"""The midpoint between a network and a soft permutation of it, plus a residual: the point whose cost re-basin minimises."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from onebasin.symmetries.structure import Symmetry
 from onebasin.torch_internals import add_all
 
 
-class HalfWay:
+class SoftMidpoint:
     """(theta + pi_P(theta)) / 2 + delta, as a function of the logits of P and of delta.
 
-    A small network is over in a few dozen kernels, so what is done to its parameters at each step must not take hundreds:
-    tensors are permuted together where they are alike, sums are taken of all at once, and one gradient serves P and delta.
+    The forward and backward pass of a small network take a few dozen kernels, so preparing its parameters must not take
+    hundreds: tensors of the same layout are permuted together, sums are taken in one call, P and delta share one gradient.
 
     Args:
         model: theta; copied.
-        symmetry: its groups are those that move.
-        net: the plans; None if nothing moves.
-        residual: whether there is a delta, which starts normal with a deviation of 1e-4.
-        generator: for that.
+        symmetry: Its groups are those that are permuted.
+        net: The plans; None if nothing is permuted.
+        residual: Whether there is a delta. Its initial entries are normal with a deviation of 1e-4.
+        generator: For these entries.
     """
 
     def __init__(
@@ -39,32 +39,33 @@ class HalfWay:
             for name, value in self.theta.items():
                 noise = torch.randn(value.shape, generator=generator)
                 self.delta[name] = nn.Parameter((1e-4 * noise).to(value))
-        moving = set() if net is None else symmetry.groups.keys()
-        self._moving = [name for name in self.theta if names(symmetry.layouts[name]) & moving]
-        self._half = {name: value / 2 if name in self._moving else value for name, value in self.theta.items()}
+        groups = set() if net is None else symmetry.groups.keys()
+        self._permuted = [name for name in self.theta if names(symmetry.layouts[name]) & groups]
+        # What the point has beside the permuted tensors and delta: theta / 2, or theta where nothing is permuted.
+        self._fixed = {name: value / 2 if name in self._permuted else value for name, value in self.theta.items()}
 
     def backward(self, cost: Callable[[dict[str, Tensor]], Tensor]) -> None:
-        """Add the gradient of a cost of the point to the logits', and set it as delta's."""
-        moved = self.move()
-        point = self.place(moved)
+        """Add the gradient of a cost of the point to that of the logits, and set it as the gradient of delta."""
+        permuted = self.permute()
+        point = self.make_leaves(permuted)
         cost(point).backward()
         gradients = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in point.items()}
-        if moved:
-            torch.autograd.backward(list(moved.values()), [gradients[name] for name in moved])
+        if permuted:
+            torch.autograd.backward(list(permuted.values()), [gradients[name] for name in permuted])
         for name, value in self.delta.items():
             value.grad = gradients[name]
 
-    def move(self) -> dict[str, Tensor]:
-        """pi_P(theta) / 2 for the tensors that move, differentiable in the logits."""
+    def permute(self) -> dict[str, Tensor]:
+        """pi_P(theta) / 2 for the tensors that are permuted, differentiable in the logits."""
         if self.net is None:
             return {}
-        halves = {name: self._half[name] for name in self._moving}
+        halves = {name: self._fixed[name] for name in self._permuted}
         return mix_all(halves, self.symmetry.layouts, self.net.plans(check=False), self.symmetry.parents)
 
-    def place(self, moved: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The point, as leaves that collect a gradient."""
+    def make_leaves(self, permuted: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The point, as leaf tensors that collect a gradient."""
         with torch.no_grad():
-            point = _add(_add(self._half, self.delta), moved)
+            point = _add(_add(self._fixed, self.delta), permuted)
         return {name: value.detach().requires_grad_() for name, value in point.items()}
 
     def fuse(self, permutation: Permutation | None, weight: float) -> dict[str, Tensor]:
@@ -72,9 +73,9 @@ class HalfWay:
         with torch.no_grad():
             return _add(self._blend(permutation, weight), self.delta)
 
-    def settle(self, permutation: Permutation | None, weight: float) -> None:
-        """Be the fused network from now on: the point is where it lies, and delta is all that still moves it."""
-        self._half, self._moving, self.net = self._blend(permutation, weight), [], None
+    def harden(self, permutation: Permutation | None, weight: float) -> None:
+        """Make the fused network the point from now on, so that only delta can change it."""
+        self._fixed, self._permuted, self.net = self._blend(permutation, weight), [], None
 
     def _blend(self, permutation: Permutation | None, weight: float) -> dict[str, Tensor]:
         if permutation is None:
@@ -82,14 +83,14 @@ class HalfWay:
         layouts = self.symmetry.layouts
         return {k: torch.lerp(permutation.move(v, layouts[k]), v, weight) for k, v in self.theta.items()}
 
-    def residual_length(self) -> float:
+    def residual_norm(self) -> float:
         """|delta|."""
         squares = [value.detach().square().sum() for value in self.delta.values()]
         return float(torch.stack(squares).sum().sqrt()) if squares else 0.0
 
 
 def _add(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Sums of tensors of the same name, all at once; a tensor that the others do not have stays as it is."""
+    """Add tensors of the same name in one call; tensors that only the first mapping has stay as they are."""
     if not others:
         return dict(tensors)
     sums = add_all([tensors[name] for name in others], list(others.values()))
