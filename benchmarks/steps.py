@@ -188,7 +188,7 @@ def count_flops(width: int, kind: str, depth: int = 2) -> int:
 
 
 def count_bytes(width: int, depth: int = 2) -> int:
-    """That the plans take at the least: a pass a round, a pass a solver step, logits and moments of Adam there and back."""
+    """The least that plans read and write: a pass per round and per solver step, and logits and moments of Adam."""
     return depth * 4 * width**2 * (ROUNDS + 2 + SOLVER_STEPS + 5 + 7)
 
 
@@ -303,7 +303,9 @@ def main() -> None:
     torch.set_num_threads(1)
     peaks = measuring.measure_peaks(options.device)
     head = {"what": "steps", **measuring.describe_machine(options.device), "tf32": options.tf32, **peaks}
-    print(f"{head['device']}: {peaks['flops_s'] / 1e12:.2f} Tflop/s, {peaks['bytes_s'] / 1e9:.0f} GB/s; milliseconds a step")
+    print(
+        f"{head['device']}: {peaks['flops_s'] / 1e12:.2f} Tflop/s, {peaks['bytes_s'] / 1e9:.0f} GB/s; milliseconds per step"
+    )
     print("\n| width | run | training (our Adam / PyTorch's) | " + " | ".join((*KINDS, LIGHT)) + " |\n" + "|---" * 7 + "|")
     flags = ["--device", options.device, *(["--tf32"] if options.tf32 else [])]
     pythons = {"authors": options.authors, "ours": sys.executable}

@@ -60,8 +60,10 @@ def interleave(runs: Sequence[Iterator[object]], device: torch.device | str) -> 
     Small networks leave most of a GPU idle: five seeds at the same time take little longer than one. What the runs share
     must be made before. The caller's stream waits for all of them, so that their results can be read afterwards.
     """
-    pending = [(run, _fork_stream(device)) for run in runs]
-    streams = [stream for _, stream in pending if stream is not None]
+    streams = [torch.cuda.Stream() for _ in runs] if torch.device(device).type == "cuda" else []
+    for stream in streams:
+        stream.wait_stream(torch.cuda.current_stream())
+    pending = list(zip(runs, streams or [None] * len(runs), strict=True))
     while pending:
         left = []
         for run, stream in pending:
@@ -71,11 +73,3 @@ def interleave(runs: Sequence[Iterator[object]], device: torch.device | str) -> 
         pending = left
     for stream in streams:
         torch.cuda.current_stream().wait_stream(stream)
-
-
-def _fork_stream(device: torch.device | str) -> torch.cuda.Stream | None:
-    if torch.device(device).type != "cuda":
-        return None
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    return stream

@@ -192,7 +192,7 @@ def test_batch_norm(make):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @every_strategy
 def test_captured_steps_train_as_plain_ones_do(make):
-    """The same kernels in the same order; 80 steps a task, of which all but a few are replayed."""
+    """The same kernels in the same order; 80 steps per task, of which all but a few are replayed."""
     states = []
     for capture in (False, True):
         torch.manual_seed(0)

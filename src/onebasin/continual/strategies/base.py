@@ -65,8 +65,7 @@ class Strategy(ABC):
         if parameter is None:
             raise ValueError("the model has no parameters to train")
         counts = {"batch_size": batch_size, "epochs": epochs, "first_epochs": first_epochs, "replay_size": replay_size}
-        counts["members"] = members
-        for name, value in counts.items():
+        for name, value in {**counts, "members": members}.items():
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if capture and parameter.device.type != "cuda":
@@ -252,7 +251,7 @@ class Strategy(ABC):
             "memory": self.memory.state_dict(),
             "heads": [None if classes is None else list(classes) for classes in self.heads],
             "generator": self.generator.get_state(),
-            "answers": self._stored_outputs,
+            "answers": self._stored_outputs,  # the key of older checkpoints
             "history": [dict(entry) for entry in self.history],
         }
 
