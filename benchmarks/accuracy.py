@@ -51,7 +51,7 @@ def align(kind: str, source: nn.Module, target: nn.Module, symmetry: ob.Symmetry
     """By one of the paper's costs, to the end."""
     options |= {"symmetry": symmetry, "patience": 10**6}
     if kind in ("L2", "copy"):
-        return ob.align(source, to=target, steps=100, first_look=False, polish=False, **options)
+        return ob.align(source, to=target, steps=100, detect_copy=False, polish=False, **options)
     objective: Any = {"Mid": ob.Midpoint, "Rnd": ob.RandomPoint}[kind](cross_entropy)
     return ob.align(source, to=target, objective=objective, data=data, steps=300, lr=0.05, check_every=20, **options)
 

@@ -36,7 +36,7 @@ def run_trial(name: str, method: str, device: str, seed: int, **options: Any) ->
     target = {key: value.to(device) for key, value in model.state_dict().items()}
     source = {key: value.to(device) for key, value in planted.apply(model).items()}
     result = ob.align(source, to=target, symmetry=symmetry, method=method, **options)
-    last = [entry.get("step", entry.get("sweep")) for entry in result.history if "hard" in entry or "sweep" in entry][-1]
+    last = [entry.get("step", entry.get("sweep")) for entry in result.history if entry["by"] != "polish"][-1]
     return {
         "network": name, "method": method, **options, "device": device, "seed": seed,
         "exact": result.permutation == planted.inverse(),
@@ -56,7 +56,7 @@ def main() -> None:
     records = []
     print(f"{'network':10}{'method':18}{'exact':>7}{'agreement':>11}{'steps':>7}{'seconds':>9}")
     for name in options.networks:
-        for method, extra in (("sinkhorn", {}), ("sinkhorn", {"first_look": False}), ("weight-matching", {})):
+        for method, extra in (("sinkhorn", {}), ("sinkhorn", {"detect_copy": False}), ("weight-matching", {})):
             record = run_trial(name, method, options.device, options.seed, **extra)
             records.append(record)
             label = method + (" (descent)" if extra else "")

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from benchmarks.architectures import LIBRARIES, Architecture
 from onebasin.programs.graph import read_calls
-from onebasin.symmetries.structure import Symmetry
+from onebasin.symmetries import Symmetry
 from onebasin.symmetries.verification import verify_programs
 from onebasin.tracing import trace_calls
 

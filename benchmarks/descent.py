@@ -35,6 +35,8 @@ from benchmarks.measuring import ROOT, Record, append, check_files, describe_mac
 from benchmarks.solvers import NETWORKS, Task, make_task
 from onebasin.matching.methods.sinkhorn import find_distance, make_step
 from onebasin.matching.problem import Problem
+from onebasin.relaxation.objectives import as_objective, parameter_keys
+from onebasin.tensors.states import read_state
 
 NUM_WARM = 3  # steps before anything is measured: the plans are as sharp as early in a descent
 LARGE = 2048  # side of the product that tells the speed of this machine
@@ -44,12 +46,11 @@ Parts = dict[str, Callable[[], Any]]
 def our_parts(task: Task) -> Parts:
     """Our step, what it is made of but for Adam, and the general step."""
     symmetry = ob.symmetry(task.model, task.inputs, verify=False)
-    source, target = ({key: value.detach() for key, value in m.state_dict().items()} for m in (task.model, task.to))
-    keys = tuple(key for key, _ in task.model.named_parameters())
+    source, target, keys = read_state(task.model), read_state(task.to), parameter_keys(task.model)
     objective = ob.WeightDistance(keys=keys)
     problem = Problem(symmetry, source, target, keys, objective, model=task.to)
-    hidden = replace(problem, objective=lambda params, target, batch: objective(params, target))
-    net, twin = (ob.RebasinNet(task.model, symmetry, solver_steps=10) for _ in range(2))
+    hidden = replace(problem, objective=as_objective(lambda params, target, batch: objective(params, target)))
+    net, twin = (ob.RebasinNet(task.model, symmetry) for _ in range(2))
     step, general = make_step(problem, net, lr=0.2), make_step(hidden, twin, lr=0.2)
     for _ in range(NUM_WARM):
         step(None)

@@ -32,8 +32,8 @@ import onebasin as ob
 from benchmarks import measuring
 from benchmarks.measuring import Record, append, attempt, measure_bytes, read_clock, run_sizes, say
 from benchmarks.steps import CLASSES, INPUTS, authors_step, count_flops, make_pair, measure_step, our_step
-from onebasin.matching.methods.weight_matching import match_weights
 from onebasin.matching.problem import Problem
+from onebasin.tensors.states import read_state
 
 SIZES = {"width": (64, 128, 256, 512, 1024, 2048, 4096, 8192), "depth": (2, 4, 8, 16, 32, 64)}
 QUICK = {"width": (64, 128, 256, 512), "depth": (2, 4, 8)}
@@ -83,9 +83,10 @@ def measure_ours(axis: str, size: int, device: str, what: str) -> Record:
         if device.startswith("cuda"):
             rows["captured step"] = attempt(lambda: measure_step(make, None, device, True))
         return rows
-    states = [{key: value.detach() for key, value in m.state_dict().items()} for m in (model, to)]
-    problem = Problem(symmetry, states[0], states[1], tuple(states[0]), ob.WeightDistance().bind(to), model=to)
-    return {"sweep": measure_once(lambda: match_weights(problem, max_sweeps=1), device)}
+    source, target = read_state(model), read_state(to)
+    problem = Problem(symmetry, source, target, tuple(source), ob.WeightDistance().bind(to), model=to)
+    method = ob.WeightMatching(max_sweeps=1, order="random")
+    return {"sweep": measure_once(lambda: method.match(problem), device)}
 
 
 def measure_authors(axis: str, size: int, device: str) -> Record:

@@ -56,15 +56,15 @@ def run_trial(trial: tuple[str, int, int]) -> dict[str, Any]:
     copy = planted.apply(model)
     record: dict[str, Any] = {"task": task, "hidden": num_hidden, "seed": seed}
     for name, options in {
-        "sinkhorn": {"method": "sinkhorn", "first_look": False},
-        "without polish": {"method": "sinkhorn", "first_look": False, "polish": False},
-        "weight matching": {"method": "weight-matching", "first_look": False},
+        "sinkhorn": {"method": "sinkhorn", "detect_copy": False},
+        "without polish": {"method": "sinkhorn", "detect_copy": False, "polish": False},
+        "weight matching": {"method": "weight-matching", "order": "random", "detect_copy": False},
     }.items():
         result = ob.align(copy, to=model.state_dict(), symmetry=symmetry, **options)
         record[name] = {
             "exact": result.permutation == planted.inverse(),
             "cost": result.cost,
-            "steps": len([entry for entry in result.history if "soft" in entry or "sweep" in entry]),
+            "steps": len([entry for entry in result.history if entry["by"] != "polish"]),
             "seconds": result.seconds,
         }
     return record

@@ -84,7 +84,7 @@ def solve_ours(task: Task, **options: Any) -> Answer:
     with _timed_assignments() as spent:
         found = ob.align(task.model, to=task.to, symmetry=symmetry, **options)
     done = time.perf_counter()
-    steps = [entry for entry in found.history if "hard" in entry or "sweep" in entry]
+    steps = [entry for entry in found.history if entry["by"] != "polish" and ("hard" in entry or "sweep" in entry)]
     count = steps[-1].get("step", steps[-1].get("sweep", 0)) + 1 if steps else 0
     return Answer(found.model.state_dict(), count, traced - begin, done - traced, sum(spent))
 
@@ -177,9 +177,9 @@ def solve_plainly(task: Task) -> Answer:
 Solver = Callable[[Task], Answer]
 COPY_SOLVERS: dict[str, Solver] = {
     "ours, Sinkhorn": solve_ours,
-    "ours, descent alone": lambda task: solve_ours(task, first_look=False),
+    "ours, descent alone": lambda task: solve_ours(task, detect_copy=False),
     "ours, weight matching": lambda task: solve_ours(task, method="weight-matching"),
-    "ours, sweeps alone": lambda task: solve_ours(task, method="weight-matching", first_look=False),
+    "ours, sweeps alone": lambda task: solve_ours(task, method="weight-matching", detect_copy=False),
     "authors": lambda task: solve_authors(task, "l1"),
     "rebasin": solve_rebasin,
     "plain weight matching": solve_plainly,

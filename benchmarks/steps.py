@@ -35,6 +35,7 @@ from onebasin.descent.adam import make_adam
 from onebasin.descent.cuda_graphs import NUM_WARMUP, CapturedStep
 from onebasin.matching.methods.sinkhorn import make_step
 from onebasin.matching.problem import Problem
+from onebasin.tensors.states import read_state
 
 WIDTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 BATCH, INPUTS, CLASSES = 1000, 784, 10
@@ -98,8 +99,8 @@ def our_step(model: nn.Module, to: nn.Module, symmetry: ob.Symmetry, kind: str) 
     """The step of ``align(method="sinkhorn")``."""
     objectives = {"L2": ob.WeightDistance(), "Mid": ob.Midpoint(cross_entropy), "Rnd": ob.RandomPoint(cross_entropy)}
     objective: Any = objectives[kind.split(",")[0]]
-    states = [{key: value.detach() for key, value in m.state_dict().items()} for m in (model, to)]
-    problem = Problem(symmetry, states[0], states[1], tuple(states[0]), objective.bind(to), model=to)
+    source, target = read_state(model), read_state(to)
+    problem = Problem(symmetry, source, target, tuple(source), objective.bind(to), model=to)
     net = make_net(model, symmetry, 0.5 if kind == LIGHT else 1.0)
     return make_step(problem, net.to(problem.device), lr=0.01)
 

@@ -23,7 +23,8 @@ import onebasin as ob
 from benchmarks.digits import VisionTransformer
 from onebasin.cli.digits_demo import ResidualCNN, make_mlp, train
 from onebasin.datasets import digits
-from onebasin.plots import COLORS, GREY, plot_history, plot_paths, plot_permutation, plot_plane
+from onebasin.plots import plot_history, plot_paths, plot_permutation, plot_plane
+from onebasin.plots.style import COLORS, GREY
 from onebasin.reporting.report import Report
 from onebasin.symmetries.layout import Factor, Product
 

@@ -44,7 +44,7 @@ def align_pairs(
     symmetry: ob.Symmetry,
     sources: Stack,
     targets: Stack,
-    objective: Any,
+    objective: ob.Objective,
     batches: Sequence[Any] | None = None,
     steps: int = 100,
     lr: float = 0.2,
@@ -67,7 +67,7 @@ def align_pairs(
         targets: the networks to align them to.
         objective: as in `onebasin.align`.
         batches: the data, the same for every pair.
-        steps: this and the following are as in `onebasin.matching.sinkhorn`.
+        steps: this and the following are as in `onebasin.Sinkhorn`.
         lr: step of Adam for a group of ten units.
         tau: temperature.
         num_iters: rounds of the operator.
@@ -120,19 +120,15 @@ def align_pairs(
 class _Judge:
     """The best hard permutation of every pair so far, the identity to begin with."""
 
-    def __init__(self, net: ob.RebasinNet, objective: Any, sources: Stack, targets: Stack, batches: Any, num_judged: int):
+    def __init__(
+        self, net: ob.RebasinNet, objective: ob.Objective, sources: Stack, targets: Stack, batches: Any, num_judged: int
+    ):
         self.sources, self.targets = sources, targets
         self.batches = [None] if batches is None else list(itertools.islice(batches, num_judged))
-        self.points = getattr(objective, "points", lambda: (None,))()
-        self.floor = getattr(objective, "floor", -math.inf)
+        self.floor = objective.floor
 
         def evaluate(source: Stack, target: Stack, plans: Plans, batch: Any) -> Tensor:
-            params = net(source, plans)
-            costs = [
-                objective(params, target, batch) if p is None else objective.at(params, target, batch, p)
-                for p in self.points
-            ]
-            return torch.stack(costs).mean()
+            return objective.judge(net(source, plans), target, batch)
 
         self.evaluate = vmap(evaluate, in_dims=(0, 0, 0, None))
         first = next(iter(sources.values()))

@@ -30,7 +30,7 @@ def run(config: dict[str, Any], device: str) -> dict[str, Any]:
     symmetry = ob.symmetry(model, example)
     planted = symmetry.random(torch.Generator().manual_seed(config["seed"] + 1))
     copy = planted.apply(model)
-    found = ob.align(copy, to=model.state_dict(), symmetry=symmetry, first_look=False, polish=False, check_every=1)
+    found = ob.align(copy, to=model.state_dict(), symmetry=symmetry, detect_copy=False, polish=False, check_every=1)
     return {
         "exact": found.permutation == planted.inverse(),
         "seconds": found.seconds,

@@ -10,15 +10,15 @@ import numpy as np
 from experiments.depth import METHODS, NETWORKS
 from experiments.figures import METHOD_COLORS, new_figure, save_figure
 from experiments.summaries import write_markdown
-from onebasin.landscape.paths import Path as LossPath
+from onebasin.landscape.paths import LinearPath
 
 COLORS = {**METHOD_COLORS, "wm+mid": "C5"}
 
 
-def path_of(record: dict[str, Any], kind: str, split: str) -> LossPath:
+def path_of(record: dict[str, Any], kind: str, split: str) -> LinearPath:
     """The loss of a record along the line: plain or repaired, train or test."""
     curve = record["result"][kind]
-    return LossPath(curve["weights"], {"loss": curve[f"{split} loss"], "accuracy": curve[f"{split} accuracy"]})
+    return LinearPath(curve["weights"], {"loss": curve[f"{split} loss"], "accuracy": curve[f"{split} accuracy"]})
 
 
 def draw_all(records: list[dict[str, Any]], folder: Path) -> None:

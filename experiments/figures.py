@@ -80,7 +80,7 @@ def _matrices(config: dict[str, Any]) -> dict[str, Any]:
         copy = planted.apply(model)
         expected = planted.inverse()
         arguments: dict[str, Any] = {"to": model.state_dict(), "symmetry": symmetry}
-        matched = ob.align(copy, method="weight-matching", first_look=False, **arguments).permutation
+        matched = ob.align(copy, method="weight-matching", order="random", detect_copy=False, **arguments).permutation
         if matched != expected:
             found = ob.align(copy, **arguments).permutation
             named = {"expected": expected, "weight matching": matched, "Sinkhorn L2": found}
@@ -90,8 +90,7 @@ def _matrices(config: dict[str, Any]) -> dict[str, Any]:
 
 def draw(records: list[dict[str, Any]], folder: Path) -> None:
     """Draw what was computed."""
-    from onebasin.landscape.paths import Path as LossPath
-    from onebasin.landscape.paths import Plane
+    from onebasin.landscape.paths import LinearPath, Plane
 
     for record in records:
         result = record["result"]
@@ -100,7 +99,7 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
             plane = Plane(stored["x"], stored["y"], tuple(map(tuple, stored["points"])), {"loss": stored["loss"]})
             figure, axes = new_figure(1, 2, width=9.5, height=4)
             plane.plot(axes[0])
-            lines = {n: LossPath(line["weights"], {"loss": line["loss"]}) for n, line in result["lines"].items()}
+            lines = {n: LinearPath(line["weights"], {"loss": line["loss"]}) for n, line in result["lines"].items()}
             plot_paths({"as they are": lines["naive"], "Sinkhorn Rnd": lines["rnd"]}, ax=axes[1])
             save_figure(figure, folder / "plane")
         else:

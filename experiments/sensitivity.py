@@ -16,7 +16,7 @@ from experiments.batched import align_pairs, measure_paths, permute
 from experiments.summaries import mean_and_deviation, write_markdown
 from experiments.table2 import TASKS, load_pairs, objective_of
 from experiments.tasks import load
-from onebasin.landscape.paths import Path as LossPath
+from onebasin.landscape.paths import LinearPath
 
 FIRST_SEED = 1000  # Table 2 begins at 0
 BASE: dict[str, Any] = {
@@ -73,7 +73,7 @@ def run(config: dict[str, Any], device: str) -> dict[str, Any]:
     data = load(pairs.task, "validation").to(device)
     losses, _ = measure_paths(pairs.model, pairs.task.loss, pairs.targets, moved, data)
     weights = [float(w) for w in np.linspace(0, 1, losses.shape[1])]
-    paths = [LossPath(weights, {"loss": row.tolist()}) for row in losses]
+    paths = [LinearPath(weights, {"loss": row.tolist()}) for row in losses]
     return {
         "barrier": [path.barrier for path in paths],
         "auc": [path.auc for path in paths],

@@ -93,21 +93,23 @@ def _solve(method: str, model: nn.Module, copy: Any, target: Any, symmetry: ob.S
             source, model, 1, "L2", lambda state: float(distance(state, target)), identity=True, patience=100
         )
     if method == "wm-restarts":
-        seconds = ob.align(copy, to=target, symmetry=symmetry, seed=seed, first_look=False).seconds
-        once = ob.align(copy, to=target, symmetry=symmetry, seed=seed, method="weight-matching", first_look=False)
+        seconds = ob.align(copy, to=target, symmetry=symmetry, seed=seed, detect_copy=False).seconds
+        once = ob.align(
+            copy, to=target, symmetry=symmetry, seed=seed, method="weight-matching", order="random", detect_copy=False
+        )
         restarts = int(seconds / once.seconds)
-        options = {"method": "weight-matching", "first_look": False, "restarts": restarts}
+        options = {"method": "weight-matching", "order": "random", "detect_copy": False, "restarts": restarts}
         return ob.align(copy, to=target, symmetry=symmetry, seed=seed, **options).model, restarts + 1
     options: dict[str, Any] = {
-        "wm": {"method": "weight-matching", "first_look": False},
+        "wm": {"method": "weight-matching", "order": "random", "detect_copy": False},
         "sinkhorn": {},
-        "sinkhorn-descent": {"first_look": False},
-        "sinkhorn-no-polish": {"first_look": False, "polish": False},
-        "sinkhorn-restarts": {"first_look": False, "restarts": 5},
-        "sinkhorn-unrolled": {"first_look": False, "polish": False, "gradient": "unrolled"},
+        "sinkhorn-descent": {"detect_copy": False},
+        "sinkhorn-no-polish": {"detect_copy": False, "polish": False},
+        "sinkhorn-restarts": {"detect_copy": False, "restarts": 5},
+        "sinkhorn-unrolled": {"detect_copy": False, "polish": False, "gradient": "unrolled"},
     }[method]
     result = ob.align(copy, to=target, symmetry=symmetry, seed=seed, **options)
-    return result.model, len([entry for entry in result.history if "hard" in entry or "sweep" in entry])
+    return result.model, len([entry for entry in result.history if entry["by"] != "polish"])
 
 
 def draw(records: list[dict[str, Any]], folder: Path) -> None:

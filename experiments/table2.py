@@ -20,7 +20,7 @@ import onebasin as ob
 from experiments.authors import align_authors
 from experiments.batched import align_pairs, measure_paths, permute
 from experiments.tasks import TASKS, Data, Stack, Task, load, trained_networks
-from onebasin.landscape.paths import Path as LossPath
+from onebasin.landscape.paths import LinearPath
 
 NUM_PAIRS, NUM_POINTS = 50, 25
 NUM_MEASURED = 10_000  # training images that the line is measured on, at most
@@ -241,7 +241,7 @@ def _measure(pairs: Pairs, curves: Callable[[Pairs, Data], tuple[np.ndarray, np.
         data = load(pairs.task, split)
         data = Data(data.x[:NUM_MEASURED], data.y[:NUM_MEASURED]).to(pairs.device)
         losses, accuracies = curves(pairs, data)
-        paths = [LossPath(weights, {"loss": row.tolist()}) for row in losses]
+        paths = [LinearPath(weights, {"loss": row.tolist()}) for row in losses]
         result[split] = {
             "barrier": [path.barrier for path in paths],
             "auc": [path.auc for path in paths],

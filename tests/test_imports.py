@@ -12,7 +12,7 @@ import onebasin
 
 ROOT = Path(onebasin.__file__).parent
 ROOMS = [
-    "torch_internals", "plots", "datasets", "tensors", "programs", "symmetries", "tracing", "landscape", "operator",
+    "torch_internals", "plots", "tensors", "datasets", "programs", "symmetries", "tracing", "landscape", "operator",
     "relaxation", "descent", "matching", "continual", "checkpoints", "reporting", "", "cli", "__main__",
 ]  # fmt: skip
 """In data-flow order; "" is the package itself, which collects the public names."""

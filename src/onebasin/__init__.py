@@ -1,30 +1,47 @@
 """onebasin: bring independently trained neural networks into one basin of the loss landscape."""
 
+from importlib import metadata
+
 from onebasin import continual
-from onebasin.landscape.paths import Path, Plane, linear_path, loss_plane
-from onebasin.landscape.repair import repair, reset_batch_norm
+from onebasin.landscape.batch_norm import reset_batch_norm
+from onebasin.landscape.calibration import repair
+from onebasin.landscape.paths import LinearPath, Plane, linear_path, loss_plane
 from onebasin.matching.alignment import Alignment, align
 from onebasin.matching.merging import merge
+from onebasin.matching.methods import ActivationMatching, Sinkhorn, StraightThrough, WeightMatching
 from onebasin.operator import sinkhorn
 from onebasin.relaxation.assignment import assign
-from onebasin.relaxation.network import RebasinNet
-from onebasin.relaxation.objectives import Midpoint, RandomPoint, WeightDistance
-from onebasin.symmetries.permutation import Permutation
-from onebasin.symmetries.structure import Group, Symmetry
+from onebasin.relaxation.objectives import Midpoint, Objective, RandomPoint, WeightDistance
+from onebasin.relaxation.rebasin_net import RebasinNet
+from onebasin.symmetries import Group, Permutation, Symmetry
 from onebasin.tensors.interpolation import interpolate
 from onebasin.tracing import symmetry
 
+try:
+    __version__ = metadata.version("onebasin")
+except metadata.PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "unknown"
+
+Path = LinearPath
+"""The former name of `LinearPath`."""
+
 __all__ = [
+    "ActivationMatching",
     "Alignment",
     "Group",
+    "LinearPath",
     "Midpoint",
+    "Objective",
     "Path",
     "Permutation",
     "Plane",
     "RandomPoint",
     "RebasinNet",
+    "Sinkhorn",
+    "StraightThrough",
     "Symmetry",
     "WeightDistance",
+    "WeightMatching",
     "align",
     "assign",
     "continual",

@@ -9,7 +9,7 @@ from torch import nn
 import onebasin as ob
 from onebasin.checkpoints import move_adapter, move_optimizer, open_checkpoint
 from onebasin.checkpoints.applying import move_file
-from onebasin.tensors.lazy import make_lazy
+from onebasin.tensors.states import read_state
 
 
 class Network(nn.Module):
@@ -28,6 +28,10 @@ class Network(nn.Module):
 
 
 TOKENS = torch.tensor([[0, 1, 2, 3, 4]])
+
+
+def lazily(state):
+    return read_state(state).lazily()
 
 
 def adapted(seed: int = 0):
@@ -62,7 +66,7 @@ def merge(state, lora):
 
 def test_a_lora_of_the_moved_model_is_the_moved_lora():
     model, _, permutation, lora, merged = adapted()
-    moved = move_adapter(permutation, make_lazy(lora)).load()
+    moved = move_adapter(permutation, lazily(lora)).load()
     expected = permutation.apply(merged)
     found = merge(permutation.apply(model), moved)
     for key, value in expected.items():
@@ -77,7 +81,7 @@ def test_transposed_base_weights():
     state = {"c.weight": torch.randn(4, 4), "d.weight": torch.randn(4, 4)}
     permutation = symmetry.bind(state).random(torch.Generator().manual_seed(0))
     a, b = torch.randn(2, 4), torch.randn(4, 2)
-    moved = move_adapter(permutation, make_lazy({"c.lora_A.weight": a, "c.lora_B.weight": b}), transposed=True).load()
+    moved = move_adapter(permutation, lazily({"c.lora_A.weight": a, "c.lora_B.weight": b}), transposed=True).load()
     whole = permutation.apply({**state, "c.weight": (b @ a).T})["c.weight"]
     torch.testing.assert_close((moved["c.lora_B.weight"] @ moved["c.lora_A.weight"]).T, whole)
 
@@ -88,7 +92,7 @@ def test_magnitudes_and_whole_modules_move_with_their_units():
         "base_model.model.first.lora_magnitude_vector": model.first.weight.detach().norm(dim=1),
         "base_model.model.last.modules_to_save.default.weight": model.last.weight.detach(),
     }
-    moved = move_adapter(permutation, make_lazy(extra)).load()
+    moved = move_adapter(permutation, lazily(extra)).load()
     state = permutation.apply(model)
     torch.testing.assert_close(moved["base_model.model.first.lora_magnitude_vector"], state["first.weight"].norm(dim=1))
     assert torch.equal(moved["base_model.model.last.modules_to_save.default.weight"], state["last.weight"])
@@ -99,7 +103,7 @@ def test_what_cannot_follow_is_refused():
 
     def refuse(adapter, message, permutation=permutation):
         with pytest.raises(ValueError, match=message):
-            move_adapter(permutation, make_lazy(adapter))
+            move_adapter(permutation, lazily(adapter))
 
     refuse(
         {"base_model.model.other.lora_A.weight": torch.zeros(3, 6)}, "belongs to 'other.weight', which the permutation does"

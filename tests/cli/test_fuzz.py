@@ -13,7 +13,7 @@ from cli_files import digest, run_forked, write_llama, write_pair
 from cli_networks import make_mlp
 from safetensors.torch import save_file
 
-from onebasin.symmetries.permutation import Permutation
+from onebasin.symmetries import Permutation
 
 MODEL = ["--model", "cli_networks:make_with_inputs"]
 DATA = ["--data", "cli_networks:batches"]

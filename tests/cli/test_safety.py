@@ -169,7 +169,7 @@ ALIGN = ("align", "a.safetensors", "b.pt", "-o", "c.pt", *MLP)
         (("align", "other.safetensors", "b.pt", "-o", "c.pt", *MLP), write_other, 3, "is not a checkpoint of this"),
         ((*ALIGN, "--set", "steps=3"), None, 3, "weight-matching has no option 'steps'; it has max_sweeps, order"),
         ((*ALIGN, "--set", "steps"), None, 2, "cannot read 'steps': write NAME=VALUE"),
-        ((*ALIGN, "--set", "order=up"), None, 3, "order must be 'random' or 'anchored', got 'up'"),
+        ((*ALIGN, "--set", "order=up"), None, 3, "order must be 'anchored' or 'random', got 'up'"),
         ((*ALIGN, "--method", "magic"), None, 2, "'magic' is not one of"),
         ((*ALIGN, "--objective", "midpoint"), None, 3, "runs the networks: give --data"),
         ((*ALIGN, "--device", "nowhere"), None, 3, "cannot compute on 'nowhere'"),

@@ -12,7 +12,7 @@ from torch import nn
 
 import onebasin
 from onebasin import datasets
-from onebasin.datasets import digits
+from onebasin.datasets import digits, downloads
 
 
 def test_shapes_and_ranges():
@@ -99,9 +99,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
         sums[name.removesuffix(".gz")] = (hashlib.md5(content).hexdigest(),)
-    monkeypatch.setattr(datasets, "_MD5", sums)
-    monkeypatch.setattr(datasets, "_MNIST_URL", "http://localhost:9/")  # nothing listens there
-    monkeypatch.setattr(datasets, "_CIFAR_URL", "http://localhost:9/")
+    monkeypatch.setattr(downloads, "_MD5", sums)
+    monkeypatch.setattr(downloads, "_MNIST_URL", "http://localhost:9/")  # nothing listens there
+    monkeypatch.setattr(downloads, "_CIFAR_URL", "http://localhost:9/")
     return tmp_path
 
 
@@ -142,7 +142,7 @@ def test_other_content_is_refused_before_it_is_unpickled(root: Path, tmp_path: P
     with pytest.raises(ValueError, match="md5 differs"):
         datasets.cifar100("test", root)
     with pytest.raises(pickle.UnpicklingError, match="does not belong"):
-        datasets._parse_cifar(pickle.dumps(Evil()), b"labels")
+        downloads._parse_cifar(pickle.dumps(Evil()), b"labels")
     assert not marker.exists()
 
 
@@ -153,8 +153,8 @@ def test_missing_files_are_downloaded(root: Path, tmp_path: Path, monkeypatch: p
         for split in ("train", "test"):
             tar.add(root / "cifar-100-python" / split, f"cifar-100-python/{split}")
     shutil.copy(root / "MNIST/raw/train-labels-idx1-ubyte.gz", server)
-    monkeypatch.setattr(datasets, "_MNIST_URL", server.as_uri() + "/")
-    monkeypatch.setattr(datasets, "_CIFAR_URL", server.as_uri() + "/")
+    monkeypatch.setattr(downloads, "_MNIST_URL", server.as_uri() + "/")
+    monkeypatch.setattr(downloads, "_CIFAR_URL", server.as_uri() + "/")
     expected = datasets.mnist("train", root)[1], datasets.cifar100("train", root)[0]
     (root / "MNIST/raw/train-labels-idx1-ubyte.gz").unlink()
     shutil.rmtree(root / "cifar-100-python")

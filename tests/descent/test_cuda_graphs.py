@@ -226,7 +226,7 @@ def test_random_points_are_drawn_without_reading_a_value():
 def test_a_captured_descent_is_the_plain_one(kind):
     a, b, data = small_pair()
     a, b = a.cuda(), b.cuda()
-    options = {"first_look": False, "polish": False, "steps": 30, "patience": 100}
+    options = {"detect_copy": False, "polish": False, "steps": 30, "patience": 100}
     if kind == "mid":
         options |= {"objective": ob.Midpoint(nn.functional.cross_entropy), "data": data}
     found = [ob.align(b, to=a, example_inputs=data[0][0].cuda(), capture=capture, **options) for capture in (False, True)]

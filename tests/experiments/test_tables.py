@@ -12,7 +12,7 @@ import torch
 from experiments import convergence, depth, figures, sensitivity, table1, table2
 from experiments.frame import run_experiment
 from experiments.tasks import TASKS, _read, load
-from onebasin import datasets
+from onebasin.datasets import downloads
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
     sums = {name.removesuffix(".gz"): (hashlib.md5(content).hexdigest(),) for name, content in files.items()}
-    monkeypatch.setattr(datasets, "_MD5", sums)
+    monkeypatch.setattr(downloads, "_MD5", sums)
     monkeypatch.setenv("ONEBASIN_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     _read.cache_clear()

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onebasin.landscape.batches import Enough, check_rereadable, copy_model, run_batches, take_example
+from onebasin.landscape.batches import StopForward, check_data, copy_model, run_batches, take_example
 
 
 class Recorder(nn.Module):
@@ -45,7 +45,7 @@ def test_refusals():
     with pytest.raises(ValueError, match="no batches"):
         run_batches(Recorder(), [])
     with pytest.raises(TypeError, match="a generator can be read once"):
-        check_rereadable(x for _ in range(2))
+        check_data(x for _ in range(2))
     with pytest.raises(TypeError, match="got dict"):
         copy_model({})  # type: ignore[arg-type]
 
@@ -54,7 +54,7 @@ def test_a_hook_can_stop_the_pass():
     model, seen = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), []
 
     def stop(*_):
-        raise Enough
+        raise StopForward
 
     model[0].register_forward_hook(stop)
     model[1].register_forward_hook(lambda *_: seen.append(1))

@@ -8,7 +8,7 @@ from networks import Tied
 from torch import Tensor, nn
 
 import onebasin as ob
-from onebasin.landscape.paths import Path, linear_path, loss_plane
+from onebasin.landscape.paths import LinearPath, linear_path, loss_plane
 
 
 class Point(nn.Module):
@@ -64,7 +64,7 @@ def test_it_starts_at_the_first_model():
     path = linear_path(Point(1.0), Point(3.0), lambda m: m.get_parameter("theta"), num_points=5)
     assert path.weights == [0, 0.25, 0.5, 0.75, 1]
     assert path.losses == [1, 1.5, 2, 2.5, 3]
-    assert repr(path) == "Path(5 points, barrier 0, AUC 0)"
+    assert repr(path) == "LinearPath(5 points, barrier 0, AUC 0)"
 
 
 def test_a_path_to_itself_is_flat():
@@ -153,7 +153,7 @@ def test_nan_is_kept():
     assert math.isnan(path.losses[0])
     assert math.isnan(path.barrier)
     assert math.isnan(path.auc)
-    inside = Path([0, 0.5, 1], {"loss": [0.0, math.nan, 0.0]})
+    inside = LinearPath([0, 0.5, 1], {"loss": [0.0, math.nan, 0.0]})
     assert math.isnan(inside.barrier)
 
 
@@ -182,7 +182,7 @@ def test_refusals():
     with pytest.raises(TypeError, match="read once"):
         linear_path(mlp(0), mlp(1), loss, data=iter([torch.ones(2, 4)]))
     names = iter(["accuracy", "error"])
-    with pytest.raises(ValueError, match=r"\['loss', 'accuracy'\] at one point and \['loss', 'error'\]"):
+    with pytest.raises(ValueError, match=r"\['loss', 'accuracy'\] at one point, \['loss', 'error'\]"):
         linear_path(Point(0.0), Point(1.0), lambda m: {"loss": 0, next(names): 1})
 
 
@@ -190,7 +190,7 @@ def test_progress_goes_to_stderr(capsys):
     linear_path(Point(0.0), Point(1.0), squared, num_points=3)
     assert capsys.readouterr() == ("", "")
     linear_path(Point(0.0), Point(1.0), squared, num_points=3, progress=True)
-    assert capsys.readouterr().err.endswith("point 3 of 3\n")
+    assert capsys.readouterr().err.endswith("points: 3 of 3\n")
 
 
 @pytest.mark.cuda

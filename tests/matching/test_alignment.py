@@ -4,6 +4,7 @@ import pytest
 import torch
 from networks import CASES
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import onebasin as ob
 
@@ -38,7 +39,7 @@ def test_planted_permutations_are_found(method, name):
     inputs = CASES[name].inputs()
     twin, symmetry, answer = planted(model, inputs)
     data = [(torch.randn(64, *inputs.shape[1:]) if inputs.is_floating_point() else inputs, None) for _ in range(4)]
-    sweeps = {"first_look": False}
+    sweeps = {"detect_copy": False}
     options = {"activation-matching": {"data": data}, "sinkhorn": sweeps, "weight-matching": sweeps}.get(method, {})
     result = ob.align(twin, to=model, symmetry=symmetry, method=method, init=None, **options)
     if name == "tied embedding" and method == "activation-matching":
@@ -64,7 +65,7 @@ def test_one_look_finds_a_copy(name):
 def test_a_look_that_finds_nothing_changes_nothing():
     a, b = mlp(), mlp()
     nn.init.normal_(b[0].weight)
-    looked, plain = (ob.align(b, to=a, example_inputs=X, steps=5, first_look=first) for first in (True, False))
+    looked, plain = (ob.align(b, to=a, example_inputs=X, steps=5, detect_copy=first) for first in (True, False))
     assert looked.permutation == plain.permutation
     assert looked.history == plain.history
 
@@ -82,7 +83,7 @@ def test_nothing_is_touched_and_the_result_tells_all():
     model = mlp()
     twin, _, answer = planted(model, X)
     before = copy.deepcopy((model.state_dict(), twin.state_dict()))
-    result = ob.align(twin, to=model, example_inputs=X, first_look=False)
+    result = ob.align(twin, to=model, example_inputs=X, detect_copy=False)
     for state, kept in zip((model.state_dict(), twin.state_dict()), before, strict=True):
         assert all(torch.equal(state[key], value) for key, value in kept.items())
     assert result.permutation == answer
@@ -123,11 +124,63 @@ def test_no_method_ends_above_its_start(method, objective):
 def test_a_descent_can_be_resumed():
     model = mlp()
     twin, symmetry, answer = planted(model, X)
-    first = ob.align(twin, to=model, symmetry=symmetry, steps=5, polish=False, first_look=False)
+    first = ob.align(twin, to=model, symmetry=symmetry, steps=5, polish=False, detect_copy=False)
     assert not first.converged
     second = ob.align(twin, to=model, symmetry=symmetry, steps=95, polish=False, logits=first.logits)
     assert second.history[0]["soft"] < first.history[0]["soft"]
     assert second.permutation == answer
+
+
+def pair():
+    torch.manual_seed(5)
+    a, b = mlp(), mlp()
+    for p in b.parameters():
+        nn.init.normal_(p, std=0.5)
+    return a, b
+
+
+def test_data_that_an_objective_does_not_use_changes_nothing():
+    a, b = pair()
+    plain, given = (ob.align(b, to=a, example_inputs=X, method="sinkhorn", data=data) for data in (None, DATA))
+    assert given.permutation == plain.permutation
+    assert (given.cost, given.start_cost, given.history) == (plain.cost, plain.start_cost, plain.history)
+    twin, symmetry, answer = planted(a, X)
+    assert ob.align(twin, to=a, symmetry=symmetry, method="sinkhorn", data=DATA).permutation == answer
+
+
+def test_the_start_cost_is_that_of_the_model_as_given():
+    a, b = pair()
+    start = ob.align(b, to=a, example_inputs=X, method="weight-matching")
+    result = ob.align(b, to=a, example_inputs=X, method="ste", steps=1, init=start.permutation)
+    assert result.start_cost == start.start_cost == pytest.approx(float(ob.WeightDistance()(b.state_dict(), a.state_dict())))
+    assert result.cost <= start.cost
+
+
+def test_a_loader_that_shuffles_is_judged_on_the_same_batches():
+    a, b = pair()
+    loader = DataLoader(TensorDataset(X, Y), batch_size=8, shuffle=True)
+    options = {"objective": ob.Midpoint(nn.functional.cross_entropy), "data": loader, "steps": 3}
+    state = torch.get_rng_state()
+    first, second = (ob.align(b, to=a, example_inputs=X, **options) for _ in range(2))
+    assert (first.start_cost, first.cost, first.history) == (second.start_cost, second.cost, second.history)
+    assert ob.align(b, to=a, example_inputs=X, seed=1, **options).start_cost != first.start_cost
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_history_and_callback_have_every_entry():
+    a, b = pair()
+    seen = []
+    result = ob.align(b, to=a, example_inputs=X, init="weight-matching", method="sinkhorn", steps=4, callback=seen.append)
+    assert result.history == seen
+    assert list(dict.fromkeys(entry["by"] for entry in seen)) == ["weight-matching", "sinkhorn", "polish"]
+    assert all("inner" in entry for entry in seen if entry["by"] == "weight-matching")
+    assert [entry["polish"] for entry in seen if "polish" in entry][-1] >= result.cost
+
+
+def test_notebooks_show_it():
+    a, b = pair()
+    page = ob.align(b, to=a, example_inputs=X, method="weight-matching")._repr_html_()
+    assert "<td>weight-matching</td>" in page
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -139,9 +192,9 @@ def test_a_network_without_hidden_units_is_left_alone(method):
 
 
 def test_progress_is_for_people(capsys):
-    ob.align(mlp(), to=mlp(), example_inputs=X, method="weight-matching", progress=True)
+    ob.align(mlp(), to=mlp(), example_inputs=X, method="weight-matching", detect_copy=False, progress=True)
     captured = capsys.readouterr()
-    assert "sweep 0" in captured.err
+    assert "sweep 1: 0 of 2" in captured.err
     assert not captured.out
 
 
@@ -162,7 +215,7 @@ def test_seeds_callbacks_and_options():
     seen = []
     descent = {"steps": 3, "noise": 0.1, "seed": 5, "polish": False}
     first, second = (
-        ob.align(twin, to=model, symmetry=symmetry, first_look=False, **descent, callback=seen.append) for _ in range(2)
+        ob.align(twin, to=model, symmetry=symmetry, detect_copy=False, **descent, callback=seen.append) for _ in range(2)
     )
     assert first.history == second.history
     assert len(seen) == 6
@@ -205,7 +258,7 @@ def test_state_dicts_serve_where_no_network_is_run():
     ("change", "message"),
     [
         (lambda a: a.update(to=nn.Linear(3, 2)), "different architectures"),
-        (lambda a: a.update(to=mlp(11)), r"'0.weight' has shape \(10, 3\) in one model and \(11, 3\)"),
+        (lambda a: a.update(to=mlp(11)), r"'0.weight' has shape \(10, 3\) in the model to permute and \(11, 3\)"),
         (lambda a: a["to"][0].weight.data.fill_(float("nan")), "'0.weight' of the model to align to holds NaN"),
         (lambda a: a.update(to=a["to"].to("meta")), "meta device"),
         (lambda a: a.update(method="magic"), "method must be one of"),
@@ -224,9 +277,11 @@ def test_refusals_come_first(change, message):
 
 
 def test_plans_that_do_not_fit_are_refused(monkeypatch):
-    monkeypatch.setattr("onebasin.matching.alignment._available_memory", lambda device: 1000)
+    for module in ("methods.sinkhorn", "recommendation"):
+        monkeypatch.setattr(f"onebasin.matching.{module}.available_memory", lambda device: 1000)
     with pytest.raises(ValueError, match=r"the plans need about 0\.0 GiB"):
-        ob.align(mlp(), to=mlp(), example_inputs=X)
+        ob.align(mlp(), to=mlp(), example_inputs=X, method="sinkhorn", detect_copy=False)
+    assert ob.align(mlp(), to=mlp(), example_inputs=X, detect_copy=False).method == "weight-matching"
 
 
 @pytest.mark.cuda

@@ -8,16 +8,16 @@ from networks import CASES
 from torch import nn
 
 import onebasin as ob
-from onebasin.matching import Problem
 from onebasin.matching.copies import find_copy
+from onebasin.matching.problem import Problem
 from onebasin.relaxation.objectives import parameter_keys
-from onebasin.tensors.lazy import LazyState, make_lazy
+from onebasin.tensors.states import LazyState, read_state
 
 NAMES = [*list(CASES)[::5], "vision transformer", "lstm", "grouped conv", "tied embedding", "gpt"]
 
 
 def problem_of(target, source, symmetry) -> Problem:
-    return Problem(symmetry, source, target, tuple(parameter_keys(target)), ob.WeightDistance())
+    return Problem(symmetry, read_state(source), read_state(target), parameter_keys(target), ob.WeightDistance())
 
 
 def planted(name: str):
@@ -54,7 +54,7 @@ def test_other_networks_are_no_copies_and_are_told_by_their_first_tensor():
     def note(state: LazyState) -> LazyState:
         return state.map(lambda key, value: read.append(key) or value)
 
-    target, source = (note(make_lazy(model.state_dict())) for model in (a, b))
+    target, source = (note(read_state(model.state_dict()).lazily()) for model in (a, b))
     assert find_copy(problem_of(target, source, symmetry)) is None
     assert read == ["0.weight", "0.weight"]
 
@@ -100,5 +100,5 @@ def test_both_methods_look_first(method):
     assert (result.permutation, result.cost, result.converged, len(result.history)) == (permutation.inverse(), 0.0, True, 1)
     assert result.logits is None
     other = ob.align(mlp(1), to=model, symmetry=symmetry, method=method)
-    plain = ob.align(mlp(1), to=model, symmetry=symmetry, method=method, first_look=False)
+    plain = ob.align(mlp(1), to=model, symmetry=symmetry, method=method, detect_copy=False)
     assert other.permutation == plain.permutation

@@ -31,7 +31,7 @@ def copies(count: int) -> tuple[nn.Module, list[nn.Module]]:
 def test_permuted_copies_merge_to_the_same_function(to, count):
     model, models = copies(count)
     before = [copy.deepcopy(m.state_dict()) for m in models]
-    merged = ob.merge(models, example_inputs=X, to=to)
+    merged = ob.merge(models, example_inputs=X, reference=to)
     torch.testing.assert_close(merged(X), model(X))
     for m, kept in zip(models, before, strict=True):
         assert all(torch.equal(m.state_dict()[key], value) for key, value in kept.items())
@@ -43,7 +43,7 @@ def test_the_mean_of_many_is_no_worse_than_the_first():
     symmetry = ob.symmetry(models[0], X)
 
     def spread(to: str) -> float:
-        merged = ob.merge(models, symmetry=symmetry, to=to).state_dict()
+        merged = ob.merge(models, symmetry=symmetry, reference=to).state_dict()
         return -sum(float(value.square().sum()) for value in merged.values())  # the larger the mean, the closer they are
 
     assert spread("mean") <= spread("first") + 1e-4
@@ -68,9 +68,9 @@ def test_repair_is_applied():
     ("arguments", "message"),
     [
         ({"models": [mlp()]}, "at least two models, got 1"),
-        ({"weights": [1.0]}, "2 models need 2 weights, got 1"),
+        ({"weights": [1.0]}, "2 models and 1 weights"),
         ({"weights": [1.0, -1.0]}, "a sum other than zero"),
-        ({"to": "last"}, "to must be 'first' or 'mean'"),
+        ({"reference": "last"}, "reference must be 'first' or 'mean'"),
         ({"example_inputs": None}, "give example_inputs="),
         ({"models": [mlp(), nn.Linear(3, 2)]}, "different architectures"),
     ],

@@ -4,10 +4,10 @@ import math
 import pytest
 import torch
 
-from onebasin.landscape.paths import Path, Plane
+from onebasin.landscape.paths import LinearPath, Plane
 from onebasin.plots import history_series, plot_history, plot_path, plot_paths, plot_permutation, plot_plane
 
-PATH = Path([0, 0.5, 1], {"loss": [1.0, 3.0, 2.0], "accuracy": [0.9, 0.5, 0.8]})
+PATH = LinearPath([0, 0.5, 1], {"loss": [1.0, 3.0, 2.0], "accuracy": [0.9, 0.5, 0.8]})
 GRID = [[(x - 1) ** 2 + y**2 for x in range(4)] for y in range(3)]
 PLANE = Plane([0, 1, 2, 3], [0, 1, 2], ((0, 0), (3, 0), (1, 2)), {"loss": GRID})
 
@@ -64,7 +64,7 @@ def test_one_path_among_several_is_blue_and_none_is_refused(pyplot):
 
 
 def test_nan_leaves_a_gap(pyplot):
-    draw(Path([0, 0.5, 1], {"loss": [1.0, math.nan, 2.0]}).plot())
+    draw(LinearPath([0, 0.5, 1], {"loss": [1.0, math.nan, 2.0]}).plot())
 
 
 def test_a_plane_shows_its_models(pyplot):

@@ -12,8 +12,8 @@ from benchmarks.peak_memory import PeakMemory
 from onebasin.descent.cuda_graphs import NUM_WARMUP, CapturedStep
 from onebasin.matching.methods.sinkhorn import find_distance, make_step
 from onebasin.matching.problem import Problem
-from onebasin.relaxation.objectives import parameter_keys
-from onebasin.symmetries import gather
+from onebasin.relaxation import mixing
+from onebasin.relaxation.objectives import as_objective, parameter_keys
 from onebasin.tensors.states import read_state
 
 PLAIN = ["mlp tanh", "vgg with flatten", "conv1d and conv3d", "square transposed conv", "batch norm 2d", "residual mlp"]
@@ -56,8 +56,8 @@ ALONE, BATCHED, JOINED = "each alone", "small ones together", "side by side, as 
 
 def arrange(how, monkeypatch):
     """Which tensors share products depends on their sizes and on the device: have it so for the tiny networks here."""
-    monkeypatch.setattr(gather, "_BATCH_NUMEL", {} if how == ALONE else {"cpu": 1 << 12})
-    monkeypatch.setattr(gather, "_JOIN_NUMEL", {"cpu": 1 << 12} if how == JOINED else {})
+    monkeypatch.setattr(mixing, "_STACKED_NUMEL", {} if how == ALONE else {"cpu": 1 << 12})
+    monkeypatch.setattr(mixing, "_JOINED_NUMEL", {"cpu": 1 << 12} if how == JOINED else {})
 
 
 @pytest.mark.parametrize("how", [ALONE, BATCHED, JOINED])
@@ -87,7 +87,7 @@ def test_a_step_is_the_general_one(monkeypatch):
     net, source, target, keys = case("vgg with flatten")
     objective = ob.WeightDistance(keys=keys)
     ended = []
-    for given in (objective, lambda params, target, batch: objective(params, target)):
+    for given in (objective, as_objective(lambda params, target, batch: objective(params, target))):
         twin = copy.deepcopy(net)
         step = make_step(Problem(net.symmetry, source, target, keys, given), twin, lr=0.1)
         costs = torch.stack([step(None) for _ in range(5)])

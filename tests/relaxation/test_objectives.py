@@ -47,7 +47,7 @@ def test_gradients_against_finite_differences(objective):
 def test_weight_distance_counts_parameters_once():
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
     model[2].weight = model[0].weight
-    assert parameter_keys(model) == ["0.weight", "0.bias", "1.weight", "1.bias", "2.bias"]
+    assert parameter_keys(model) == ("0.weight", "0.bias", "1.weight", "1.bias", "2.bias")
     zeros = {key: torch.zeros_like(value) for key, value in model.state_dict().items()}
     ones = {key: torch.ones_like(value) for key, value in model.state_dict().items()}
     assert ob.WeightDistance().bind(model)(ones, zeros) == 9 + 4 * 3

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 import onebasin as ob
-from onebasin.landscape.paths import Path
+from onebasin.landscape.paths import LinearPath
 from onebasin.reporting.figures import matrix_png
 from onebasin.reporting.report import Report, render
 
 VOID = {"meta", "img", "line", "path", "use", "rect", "wbr"}
 WEIGHTS = [0, 0.25, 0.5, 0.75, 1]
-NAIVE = Path(WEIGHTS, {"loss": [0.1, 0.8, 1.2345, 0.8, 0.2], "accuracy": [0.9, 0.4, 0.3, 0.4, 0.8]})
-ALIGNED = Path(WEIGHTS, {"loss": [0.1, 0.15, 0.2, 0.2, 0.2], "accuracy": [0.9, 0.9, 0.9, 0.8, 0.8]})
+NAIVE = LinearPath(WEIGHTS, {"loss": [0.1, 0.8, 1.2345, 0.8, 0.2], "accuracy": [0.9, 0.4, 0.3, 0.4, 0.8]})
+ALIGNED = LinearPath(WEIGHTS, {"loss": [0.1, 0.15, 0.2, 0.2, 0.2], "accuracy": [0.9, 0.9, 0.9, 0.8, 0.8]})
 
 
 class Attention(nn.Module):
@@ -137,7 +137,7 @@ def test_what_users_wrote_is_escaped():
     pytest.importorskip("matplotlib")
     symmetry = ob.Symmetry.from_axes({HOSTILE[:8]: "h<b> i", "w": "o h<b>"}, ["h<b>"])
     symmetry = symmetry.bind({HOSTILE[:8]: torch.zeros(3, 2), "w": torch.zeros(1, 3)})
-    path = Path(WEIGHTS, {**NAIVE.metrics, HOSTILE: NAIVE.losses})
+    path = LinearPath(WEIGHTS, {**NAIVE.metrics, HOSTILE: NAIVE.losses})
     page = Page(render(Report(HOSTILE, HOSTILE, symmetry, symmetry.identity(), None, {HOSTILE: path}, [(HOSTILE, HOSTILE)])))
     assert "script" not in {tag for tag, _ in page.tags}
     assert page.text.count(HOSTILE) >= 6
@@ -147,8 +147,8 @@ def test_what_users_wrote_is_escaped():
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_losses_that_are_not_numbers(value):
     pytest.importorskip("matplotlib")
-    broken = Path([0, 0.5, 1], {"loss": [0.1, value, 0.2]})
-    lost = Path([0, 0.5, 1], {"loss": [value] * 3})
+    broken = LinearPath([0, 0.5, 1], {"loss": [0.1, value, 0.2]})
+    lost = LinearPath([0, 0.5, 1], {"loss": [value] * 3})
     assert str(value) in Page(render(Report("t", paths={"broken": broken, "lost": lost}))).text
 
 

@@ -5,8 +5,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import onebasin as ob
-from onebasin.symmetries import gather as gather_module
-from onebasin.symmetries.gather import gather, mix, mix_all
+from onebasin.relaxation import mixing
+from onebasin.relaxation.mixing import mix, mix_all
+from onebasin.relaxation.plans import plans_of
+from onebasin.symmetries.gather import gather
 from onebasin.symmetries.layout import gather_indices
 
 AXES = {
@@ -75,7 +77,7 @@ def test_soft_with_permutation_matrices_is_hard(drawn):
     state, generator = drawn
     symmetry = ob.Symmetry.from_axes(AXES, FREE, state)
     permutation = symmetry.random(generator)
-    plans = permutation.plans(torch.float64)
+    plans = plans_of(permutation, torch.float64)
     moved = permutation.apply(state)
     together = mix_all(state, symmetry.layouts, plans, symmetry.parents)
     for key, layout in symmetry.layouts.items():
@@ -87,7 +89,7 @@ def test_soft_with_permutation_matrices_is_hard(drawn):
 def test_tensors_mixed_together_are_those_mixed_alone(join, monkeypatch):
     """Any plans, not permutations only; vectors of one group, of two, and in another type; a batch of tensors of one shape
     that move by other groups or along other axes; a group on two axes; one that stays. Side by side, as on CUDA, and not."""
-    monkeypatch.setitem(gather_module._JOIN_NUMEL, "cpu", join)
+    monkeypatch.setitem(mixing._JOINED_NUMEL, "cpu", join)
     torch.manual_seed(0)
     axes = {"w": "a b", "conv": "b a 3", "one": "a", "two": "a", "three": "b", "stays": "i"}
     axes |= {"v": "c b", "rows": "c j", "kernel": "b c 3", "square": "b b"}

@@ -99,10 +99,10 @@ def test_what_is_not_a_tensor_passes_through():
     ("states", "weights", "message"),
     [
         ([], [], "at least one"),
-        ([{}], [1, 2], "1 states and 2 weights"),
+        ([{}], [1, 2], "1 models and 2 weights"),
         ([{"w": torch.ones(2)}], [float("nan")], "finite"),
         ([{"w": torch.ones(2)}, {}], [1, 0], "model 2 has no 'w'"),
-        ([{}, {}, {"w": torch.ones(2)}], [1, 0, 0], "model 3 has 'w'"),
+        ([{}, {}, {"w": torch.ones(2)}], [1, 0, 0], "the first model has no 'w', which model 3 has"),
         ([{"w": torch.ones(2)}, {"w": torch.ones(2, 1)}], [1, 0], r"'w' has shape \(2,\) .* \(2, 1\) in model 2"),
         ([{"w": torch.ones(2)}, {"w": torch.ones(2).long()}], [1, 0], "torch.float32 .* torch.int64 in model 2"),
         ([{"w": torch.ones(2)}, {"w": None}], [1, 0], "NoneType in model 2"),

@@ -16,7 +16,7 @@ from onebasin.checkpoints.attachments import is_adapter, move_adapter, move_opti
 from onebasin.checkpoints.naming import check_finite, fit_names
 from onebasin.checkpoints.reading import TORCH_ENDINGS, Checkpoint, load_plain, open_checkpoint
 from onebasin.checkpoints.writing import Progress, check_output, write_checkpoint
-from onebasin.symmetries.permutation import Permutation
+from onebasin.symmetries import Permutation
 from onebasin.tensors.files import check_writable, write_atomically
 
 

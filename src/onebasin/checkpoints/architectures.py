@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onebasin.symmetries.structure import Symmetry
+from onebasin.symmetries import Symmetry
 from onebasin.torch_internals import tree_map
 from onebasin.tracing import symmetry as trace
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from onebasin.symmetries import Permutation
 from onebasin.symmetries.layout import Factor, Layout, Term, dependencies, find_parent
-from onebasin.symmetries.permutation import Permutation
-from onebasin.tensors.lazy import LazyState
+from onebasin.tensors.states import LazyState
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _LORA = re.compile(

@@ -12,7 +12,7 @@ from torch import nn
 from onebasin.checkpoints.architectures import SPECIFICATIONS, Architecture, find_architecture
 from onebasin.checkpoints.naming import check_finite, fit_names
 from onebasin.checkpoints.reading import Checkpoint, open_checkpoint
-from onebasin.symmetries.structure import Symmetry
+from onebasin.symmetries import Symmetry
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from onebasin.tensors.files import import_safetensors
-from onebasin.tensors.lazy import LazyState
+from onebasin.tensors.states import LazyState
 
 # In the order in which `from_pretrained` looks for them.
 WEIGHT_FILES = (

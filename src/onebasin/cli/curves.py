@@ -10,7 +10,7 @@ from onebasin.cli.console import Track
 
 if TYPE_CHECKING:
     from onebasin.checkpoints import Opened
-    from onebasin.landscape.paths import Path as Curve
+    from onebasin.landscape.paths import LinearPath as Curve
 
 _REPORTED_POINTS = 11
 

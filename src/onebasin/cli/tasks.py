@@ -13,8 +13,8 @@ from onebasin.cli.options import read_settings
 
 if TYPE_CHECKING:
     from onebasin.checkpoints import Checkpoint, Opened
-    from onebasin.symmetries.permutation import Permutation
-    from onebasin.tensors.lazy import LazyState
+    from onebasin.symmetries import Permutation
+    from onebasin.tensors.states import LazyState
 
 
 def open_files(paths: Sequence[Path]) -> list[Checkpoint]:
@@ -60,9 +60,9 @@ def read_data(name: str | None, split: Literal["train", "test"]) -> Any:
         data = function()
     except Exception as error:
         raise ValueError(f"{name} failed: {type(error).__name__}: {error}") from error
-    from onebasin.landscape.batches import check_rereadable
+    from onebasin.landscape.batches import check_data
 
-    check_rereadable(data)
+    check_data(data)
     return data
 
 
@@ -114,7 +114,7 @@ def read_objective(name: str, loss: str, data: Any) -> Any:
 def read_init(text: str | None) -> Any:
     """A method's name, or a saved permutation."""
     from onebasin.matching import METHODS
-    from onebasin.symmetries.permutation import Permutation
+    from onebasin.symmetries import Permutation
 
     if text is None or text in METHODS:
         return text
@@ -266,9 +266,9 @@ def describe_checkpoint(checkpoint: Checkpoint) -> str:
 
 def in_types_of(like: Checkpoint, merged: Any) -> LazyState:
     """A merged network or state in the types of a checkpoint."""
-    from onebasin.tensors.lazy import LazyState, make_lazy
+    from onebasin.tensors.states import LazyState, read_state
 
-    state = make_lazy(merged)
+    state = read_state(merged).lazily()
     return LazyState(like.shapes, lambda key: state[key].to(like.shapes[key].dtype))
 
 

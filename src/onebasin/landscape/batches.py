@@ -1,4 +1,4 @@
-"""Running copies of models over a user's data."""
+"""A user's data, and copies of models run on it."""
 
 import contextlib
 import copy
@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from onebasin.torch_internals import tree_leaves, tree_map
 
+_SPLIT_SIZE = 256
 
-class Enough(Exception):
+
+class StopForward(Exception):
     """Raised by a hook that has seen what it wanted: the rest of the forward pass is not needed."""
 
 
@@ -22,13 +24,57 @@ def copy_model(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model).eval()
 
 
-def check_rereadable(data: Iterable[Any]) -> None:
-    """Refuse data that is gone after one pass."""
+def check_data(data: Any) -> Iterable[Any]:
+    """A user's data as batches that can be read again and again.
+
+    A pair of tensors (inputs, targets) of equal length is cut into batches; everything else must be an iterable of batches
+    as `split_batch` takes them. One batch is read.
+
+    Raises:
+        TypeError: if it is no such thing, or can be read only once.
+        ValueError: if it has no batches.
+    """
+    if isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, Tensor) and part.dim() for part in data):
+        inputs, targets = data
+        if len(inputs) != len(targets):
+            raise ValueError(f"data has {len(inputs)} inputs and {len(targets)} targets; it needs as many of both")
+        data = list(zip(inputs.split(_SPLIT_SIZE), targets.split(_SPLIT_SIZE), strict=True))
+    if isinstance(data, Tensor | str | Mapping) or not isinstance(data, Iterable):
+        raise TypeError(f"data must be an iterable of (inputs, target) batches, such as a DataLoader; got {_kind(data)}")
     if isinstance(data, Iterator):
+        raise TypeError(f"data is read several times, and {_kind(data)} can be read once: give a list or a DataLoader")
+    with torch.random.fork_rng(devices=[]):  # a loader that shuffles draws from the user's generator
+        first = next(iter(data), None)
+    if first is None:
+        raise ValueError("the data has no batches")
+    split_batch(first)
+    return data
+
+
+def split_batch(batch: Any) -> tuple[Any, Any]:
+    """The inputs and the target of a batch; None where it has no target.
+
+    A batch is inputs, a pair (inputs, target), or a dict of keyword inputs, whose entry "labels" is the target. Inputs are
+    a tensor, a tuple of arguments or a dict of keyword arguments.
+
+    Raises:
+        TypeError: for a tuple or list of another length.
+    """
+    if isinstance(batch, Mapping):
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        return (inputs, batch["labels"]) if "labels" in batch else (batch, None)
+    if not isinstance(batch, tuple | list):
+        return batch, None
+    if len(batch) not in (1, 2):
         raise TypeError(
-            f"the data is read several times, and a {type(data).__name__} can be read once: "
-            "give a list of batches or a DataLoader"
+            f"a batch is inputs, or a pair (inputs, target); got {_kind(batch)} of {len(batch)}. "
+            "Give several inputs as a tuple: ((first, second), target)"
         )
+    return batch[0], batch[1] if len(batch) == 2 else None
+
+
+def _kind(value: Any) -> str:
+    return f"a {type(value).__name__}"
 
 
 def take_example(data: Iterable[Any]) -> Any:
@@ -37,8 +83,7 @@ def take_example(data: Iterable[Any]) -> Any:
     >>> take_example([(torch.zeros(8, 3), torch.zeros(8))]).shape
     torch.Size([2, 3])
     """
-    batch = next(iter(data), None)
-    inputs = _inputs(batch)
+    inputs, _ = split_batch(next(iter(data), None))
     inputs = tuple(inputs) if isinstance(inputs, list) else inputs
     lengths = {value.shape[:1] for value in tree_leaves(inputs) if isinstance(value, Tensor)}
     if len(lengths) != 1 or lengths == {torch.Size()}:
@@ -51,31 +96,24 @@ def run_batches(model: nn.Module, data: Iterable[Any]) -> None:
     num_batches = 0
     with torch.no_grad():
         for batch in data:
-            with contextlib.suppress(Enough):
-                call_model(model, _inputs(batch))
+            with contextlib.suppress(StopForward):
+                call_model(model, split_batch(batch)[0])
             num_batches += 1
     if not num_batches:
         raise ValueError("the data has no batches")
 
 
-def _inputs(batch: Any) -> Any:
-    """A batch is inputs, or a pair (inputs, target)."""
-    if not isinstance(batch, tuple | list):
-        return batch
-    if len(batch) not in (1, 2):
-        raise TypeError(f"a batch is inputs, or a pair (inputs, target); got a {type(batch).__name__} of {len(batch)}")
-    return batch[0]
+def call_model(model: nn.Module, inputs: Any, params: dict[str, Any] | None = None) -> Any:
+    """The output for inputs that are a tensor, a tuple of arguments, or a dict of keywords; they are moved to the model.
 
-
-def call_model(model: nn.Module, inputs: Any) -> Any:
-    """The output for inputs that are a tensor, a tuple of arguments, or a dict of keywords; they are moved to the model."""
-    device = next((p.device for p in model.parameters()), None)
-
-    def move(value: Any) -> Any:
-        return value.to(device) if isinstance(value, Tensor) else value
-
-    if isinstance(inputs, Mapping):
-        return model(**{name: move(value) for name, value in inputs.items()})
-    if isinstance(inputs, tuple | list):
-        return model(*(move(value) for value in inputs))
-    return model(move(inputs))
+    Args:
+        model: to be called.
+        inputs: see above.
+        params: tensors in place of the model's own.
+    """
+    tensors = model.parameters() if params is None else params.values()
+    device = next((tensor.device for tensor in tensors if isinstance(tensor, Tensor)), None)
+    kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
+    args = () if kwargs else tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+    args, kwargs = tree_map(lambda value: value.to(device) if isinstance(value, Tensor) else value, (args, kwargs))
+    return model(*args, **kwargs) if params is None else torch.func.functional_call(model, params, args, kwargs)

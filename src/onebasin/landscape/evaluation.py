@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onebasin.landscape.batches import call_model, check_rereadable
+from onebasin.landscape.batches import call_model, check_data, split_batch
 
 LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
     "cross-entropy": nn.functional.cross_entropy,
@@ -23,13 +23,14 @@ def mean_loss(loss: Callable[[Any, Any], Tensor], data: Iterable[Any]) -> Callab
 
     Where outputs are scores of classes and targets their numbers, the accuracy is given as well.
     """
-    check_rereadable(data)
+    data = check_data(data)
 
     @torch.no_grad()
     def evaluate(model: nn.Module) -> dict[str, float]:
         total, correct, count = 0.0, 0.0, 0
         classes = True
-        for inputs, target in data:
+        for batch in data:
+            inputs, target = split_batch(batch)
             output = call_model(model, inputs)
             size = len(target)
             total += float(loss(output, target)) * size

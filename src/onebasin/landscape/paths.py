@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +10,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from onebasin.landscape.batches import check_rereadable, copy_model
-from onebasin.landscape.repair import reset_statistics
+from onebasin.landscape.batch_norm import reset_statistics
+from onebasin.landscape.batches import check_data, copy_model
+from onebasin.plots import plot_path, plot_plane
+from onebasin.plots.tables import html_table
 from onebasin.tensors.interpolation import interpolate, read_alike
-from onebasin.tensors.states import State
+from onebasin.tensors.progress import Progress, show_progress
+from onebasin.tensors.states import Model, State
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +26,7 @@ Evaluate = Callable[[nn.Module], Any]
 
 
 @dataclass(frozen=True)
-class Path:
+class LinearPath:
     """The loss at points (1 - w) A + w B of the line between two models.
 
     Attributes:
@@ -61,23 +63,28 @@ class Path:
         return float(((excess[1:] + excess[:-1]) / 2 * np.diff(weights)).sum())
 
     def __repr__(self) -> str:
-        return f"Path({len(self.weights)} points, barrier {self.barrier:.4g}, AUC {self.auc:.4g})"
+        return f"LinearPath({len(self.weights)} points, barrier {self.barrier:.4g}, AUC {self.auc:.4g})"
+
+    def _repr_html_(self) -> str:
+        middle = min(range(len(self.weights)), key=lambda i: abs(self.weights[i] - 0.5))
+        numbers = {"barrier": self.barrier, "AUC": self.auc}
+        for name, values in self.metrics.items():
+            numbers |= {f"{name} at A": values[0], f"{name} half way": values[middle], f"{name} at B": values[-1]}
+        return html_table([(name, f"{value:.4g}") for name, value in numbers.items()])
 
     def plot(self, ax: Axes | None = None, label: str | None = None) -> Axes:
         """Draw the loss along the line. Needs ``onebasin[plots]``."""
-        from onebasin.plots import plot_path  # stands below: it draws paths
-
         return plot_path(self, ax=ax, label=label)
 
 
 def linear_path(
     model_a: nn.Module,
-    model_b: nn.Module | Mapping[str, Any],
+    model_b: Model,
     evaluate: Evaluate,
     num_points: int = 25,
     data: Iterable[Any] | None = None,
-    progress: bool = False,
-) -> Path:
+    progress: bool | Progress = False,
+) -> LinearPath:
     """Evaluate models at equal steps on the line from `model_a` to `model_b`.
 
     The points are evaluated on one copy of `model_a`, in eval mode and without gradients; the models are not touched.
@@ -89,7 +96,7 @@ def linear_path(
         num_points: how many, both ends included; an odd number has the midpoint.
         data: batches, each inputs or a pair (inputs, target); with it the statistics of batch norms are estimated anew at
             every point, both ends included.
-        progress: show the points as they are done.
+        progress: show the points as they are done; or a function to call with what is done, how far, and how much there is.
 
     Raises:
         ValueError: if the models differ in keys or shapes, or `evaluate` returns no loss.
@@ -99,14 +106,14 @@ def linear_path(
     >>> a, b = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
     >>> _, _ = a.weight.data.fill_(-1), b.weight.data.fill_(1)
     >>> linear_path(a, b, lambda model: (1 - model.weight**2).item(), num_points=5)
-    Path(5 points, barrier 1, AUC 0.625)
+    LinearPath(5 points, barrier 1, AUC 0.625)
     """
     if num_points < 2:
         raise ValueError(f"num_points must be at least 2, for the two ends; got {num_points}")
     states = read_alike([model_a, model_b])
     lambdas = [float(w) for w in np.linspace(0, 1, num_points)]
     mixes = [(1 - w, w) for w in lambdas]
-    return Path(lambdas, _evaluate_mixes(model_a, states, mixes, evaluate, data, progress))
+    return LinearPath(lambdas, _evaluate_mixes(model_a, states, mixes, evaluate, data, progress))
 
 
 @dataclass(frozen=True)
@@ -132,20 +139,18 @@ class Plane:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the contours of the loss, with the three models. Needs ``onebasin[plots]``."""
-        from onebasin.plots import plot_plane  # stands below: it draws planes
-
         return plot_plane(self, ax=ax)
 
 
 def loss_plane(
     model_a: nn.Module,
-    model_b: nn.Module | Mapping[str, Any],
-    model_c: nn.Module | Mapping[str, Any],
+    model_b: Model,
+    model_c: Model,
     evaluate: Evaluate,
     resolution: int = 21,
     margin: float = 0.2,
     data: Iterable[Any] | None = None,
-    progress: bool = False,
+    progress: bool | Progress = False,
 ) -> Plane:
     """Evaluate models on a grid of the plane through three models (Garipov et al. 2018, arXiv 1802.10026).
 
@@ -161,7 +166,7 @@ def loss_plane(
         resolution: points along each side; their square is the number of evaluations.
         margin: how far the grid reaches beyond the models, relative to their extent.
         data: batches for the statistics of batch norms.
-        progress: show the points as they are done.
+        progress: show the points as they are done; or a function to call with what is done, how far, and how much there is.
 
     Raises:
         ValueError: if the three lie on one line, or as in `linear_path`.
@@ -190,7 +195,7 @@ def _measure_triangle(states: Sequence[State], parameters: Sequence[str]) -> tup
     gram = np.zeros((2, 2))
     rounding = 0.0
     for key in parameters:
-        a, *others = (state[key].detach().to(states[0][key].device, torch.float64).flatten() for state in states)
+        a, *others = (state[key].to(states[0][key].device, torch.float64).flatten() for state in states)
         if not states[0][key].is_floating_point():
             continue
         sides = torch.stack([other - a for other in others])
@@ -221,24 +226,26 @@ def _evaluate_mixes(
     mixes: Sequence[Sequence[float]],
     evaluate: Evaluate,
     data: Iterable[Any] | None,
-    progress: bool,
+    progress: bool | Progress,
 ) -> dict[str, list[float]]:
     """The metrics of weighted sums of states, each loaded into one copy of the model."""
     if data is not None:
-        check_rereadable(data)
+        data = check_data(data)
     ours = copy_model(model)
     metrics: dict[str, list[float]] = {}
-    for mix in _track(mixes, progress):
-        ours.load_state_dict(interpolate(states, mix))
-        ours.eval()  # again for every point: evaluate may have changed the mode
-        if data is not None:
-            reset_statistics(ours, data)
-        with torch.no_grad():
-            point = _read_metrics(evaluate(ours))
-        if metrics and point.keys() != metrics.keys():
-            raise ValueError(f"evaluate returned the metrics {list(metrics)} at one point and {list(point)} at another")
-        for name, value in point.items():
-            metrics.setdefault(name, []).append(value)
+    with show_progress(progress) as report:
+        for number, mix in enumerate(mixes):
+            ours.load_state_dict(interpolate(states, mix).load())
+            ours.eval()  # again for every point: evaluate may have changed the mode
+            if data is not None:
+                reset_statistics(ours, data)
+            with torch.no_grad():
+                point = _read_metrics(evaluate(ours))
+            if metrics and point.keys() != metrics.keys():
+                raise ValueError(f"evaluate returned the metrics {list(metrics)} at one point, {list(point)} at another")
+            for name, value in point.items():
+                metrics.setdefault(name, []).append(value)
+            report("points", number + 1, len(mixes))
     return metrics
 
 
@@ -259,12 +266,3 @@ def _read_metrics(result: Any) -> dict[str, float]:
 
 def _describe(value: Any) -> str:
     return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"{value!r:.80}"
-
-
-def _track(mixes: Sequence[Any], progress: bool) -> Iterator[Any]:
-    for number, mix in enumerate(mixes):
-        if progress:
-            print(f"\rpoint {number + 1} of {len(mixes)}", end="", file=sys.stderr, flush=True)
-        yield mix
-    if progress:
-        print(file=sys.stderr)

@@ -1,4 +1,4 @@
-"""A first look: is one network a permuted copy of the other?
+"""Is one network a permuted copy of the other?
 
 The sum of a unit's weights and their norm stay the same when the units before and after it are reordered. So in a copy every
 unit has the same few numbers, its fingerprint, as in the original, and comparing them finds the permutation: all groups at
@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from onebasin.matching.problem import Problem
-from onebasin.matching.scores import blocks, find_tips, products, reduce_to
-from onebasin.relaxation.hardening import harden, plan_shape, trees
-from onebasin.symmetries.layout import factors
-from onebasin.symmetries.permutation import Permutation
-from onebasin.symmetries.structure import Group
+from onebasin.matching.scores import innermost_axes, member_blocks, products, reduce_to
+from onebasin.relaxation.hardening import harden, joint_groups
+from onebasin.relaxation.plans import plan_shape
+from onebasin.symmetries import Group, Permutation
+from onebasin.symmetries.layout import names
 
 _LEAST_SPREAD = 1e-5
 """Numbers that differ less between units, beside the largest of them, differ by rounding: they tell nothing."""
-_SAME = 1e-4
+_SAME_NORM = 1e-4
 """The same numbers in another order have norms that differ less than this, relatively."""
-_ENOUGH = 3
+_NUM_PRINTS = 3
 """Numbers that tell any two units apart: with one, of thousands of units some agree to as many digits as there are."""
 
 
@@ -34,12 +34,12 @@ def find_copy(problem: Problem) -> Permutation | None:
     prints = _take_fingerprints(problem)
     if prints is None:
         return None
-    indices = dict(symmetry.identity().indices)
-    for tree in trees(symmetry):
-        scores = {group.name: _compare(problem, group, prints[group.name]) for group in tree}
-        found = harden(symmetry, scores, tree)
-        indices.update({group.name: found[group.name] for group in tree})
-    guess = Permutation(symmetry, indices)
+    indices = dict(symmetry.identity_indices)
+    for groups in joint_groups(symmetry):
+        scores = {group.name: _compare(problem, group, prints[group.name]) for group in groups}
+        found = harden(symmetry, scores, groups)
+        indices.update({group.name: found[group.name] for group in groups})
+    guess = Permutation(symmetry, indices, check=False)
     moved = ((guess.move(problem.source[key], symmetry.layouts[key]), problem.target[key]) for key in problem.keys)
     return guess if all(torch.equal(ours, theirs) for ours, theirs in moved) else None
 
@@ -53,29 +53,28 @@ def _take_fingerprints(problem: Problem) -> Fingerprints | None:
     symmetry = problem.symmetry
     prints: Fingerprints = {name: [] for name in symmetry.groups}
     for key in problem.keys:
-        wanting = {name: group for name, group in symmetry.groups.items() if len(prints[name]) < _ENOUGH}
-        if not any(f.name in wanting for term in symmetry.layouts[key] for f in factors(term)):
+        wanting = {name: group for name, group in symmetry.groups.items() if len(prints[name]) < _NUM_PRINTS}
+        if not names(symmetry.layouts[key]) & wanting.keys():
             continue
-        target, source = problem.target[key], problem.source[key]
-        for labels, homes, *pair in blocks(list(symmetry.layouts[key]), target, source, symmetry.groups):
-            for axis, chain in find_tips(symmetry.groups, labels, homes).items():
-                if labels[axis] not in wanting:
+        for block in member_blocks(symmetry.layouts[key], symmetry.groups, problem.target[key], problem.source[key]):
+            for axis, chain in innermost_axes(symmetry.groups, block).items():
+                if block.labels[axis] not in wanting:
                     continue
-                alone = len(chain) == pair[0].dim()  # nothing to reduce: a bias
+                alone = len(chain) == len(block.labels)  # nothing to reduce: a bias
                 for reduction in (torch.sum,) if alone else (torch.sum, torch.linalg.vector_norm):
-                    numbers = [reduce_to(tensor, chain, reduction).double() for tensor in pair]
+                    numbers = [reduce_to(tensor, chain, reduction).double() for tensor in block.tensors]
                     norms = [torch.linalg.vector_norm(n) for n in numbers]
                     largest = torch.linalg.vector_norm(numbers[0], float("inf"))
                     norm, other, spread, largest = torch.stack([*norms, numbers[0].std(), largest]).tolist()
-                    if abs(norm - other) > _SAME * norm:
+                    if abs(norm - other) > _SAME_NORM * norm:
                         return None
                     if spread > _LEAST_SPREAD * largest:
-                        prints[labels[axis] or ""].append((numbers[0] / spread, numbers[1] / spread))
+                        prints[block.labels[axis] or ""].append((numbers[0] / spread, numbers[1] / spread))
     return prints
 
 
 def _compare(problem: Problem, group: Group, prints: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Minus half the squared distances of all pairs of fingerprints, up to a constant a row, in the shape of a plan.
+    """Minus half the squared distances of all pairs of fingerprints, up to a constant per row, in the shape of a plan.
 
     A row that has its twin among the columns then has its largest score there, and the assignment need not be solved.
     """

@@ -3,69 +3,47 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from onebasin.symmetries.layout import Factor, Product, Term, factors
-from onebasin.symmetries.structure import Group, Symmetry
+from onebasin.symmetries import Group, Symmetry
+from onebasin.symmetries.layout import Term
+from onebasin.symmetries.unrolling import Block, names_to_unroll, unroll
 
 
-def blocks(
-    terms: list[Term], target: Tensor, source: Tensor, members: Mapping[str, Group], homes: list[int] | None = None
-) -> Iterator[tuple[list[str | None], list[int], Tensor, Tensor]]:
-    """Both tensors with every axis that holds a member taken apart into its factors, one block for each segment."""
-    homes = list(range(len(terms))) if homes is None else homes
-    needed = set(members) | {p for g in members.values() for p in g.parents}
-    for axis, term in enumerate(terms):
-        if isinstance(term, Factor) or not any(f.name in needed for f in factors(term)):
-            continue
-        before, after = terms[:axis], terms[axis + 1 :]
-        if isinstance(term, Product):
-            sizes = [f.size for f in term.factors]
-            wide = [*homes[:axis], *[homes[axis]] * len(sizes), *homes[axis + 1 :]]
-            inside = [*before, *term.factors, *after]
-            yield from blocks(inside, target.unflatten(axis, sizes), source.unflatten(axis, sizes), members, wide)
-        else:
-            pieces = (x.split([p.size for p in term.parts], dim=axis) for x in (target, source))
-            for part, t, s in zip(term.parts, *pieces, strict=True):
-                yield from blocks([*before, part, *after], t, s, members, homes)
-        return
-    labels = [t.name if isinstance(t, Factor) else None for t in terms]
-    if any(name in members for name in labels):
-        yield labels, homes, target, source
+def member_blocks(layout: Sequence[Term], members: Mapping[str, Group], *tensors: Tensor) -> Iterator[Block]:
+    """The blocks of tensors of one layout that have a member on them, with every axis of a member a single factor."""
+    names = names_to_unroll(members.keys(), {name: group.parents for name, group in members.items()})
+    for block in unroll(layout, names, *tensors):
+        if any(name in members for name in block.labels):
+            yield block
 
 
-def chain_of(members: Mapping[str, Group], labels: list[str | None], homes: list[int], axis: int) -> list[int]:
-    """The axes of a group's parents, fixed ones included, and its own."""
-    chain = []
-    for parent in members[labels[axis] or ""].parents:
-        candidates = [a for a, name in enumerate(labels) if name == parent]
-        own = [a for a in candidates if homes[a] == homes[axis]]
-        chain.append((own or candidates)[0])
-    return [*chain, axis]
+def innermost_axes(members: Mapping[str, Group], block: Block) -> dict[int, list[int]]:
+    """The axes of members that are nobody's parent in a block, each with the axes of its parents before it.
 
-
-def find_tips(members: Mapping[str, Group], labels: list[str | None], homes: list[int]) -> dict[int, list[int]]:
-    """The axes of members that are nobody's parent here, each with its chain: a parent counts through its children."""
-    chains = {axis: chain_of(members, labels, homes, axis) for axis, name in enumerate(labels) if name in members}
+    A parent counts through its children.
+    """
+    own = {axis: name for axis, name in enumerate(block.labels) if name is not None and name in members}
+    chains = {axis: [*block.parent_axes(axis, members[name].parents), axis] for axis, name in own.items()}
     return {a: chain for a, chain in chains.items() if not any(a in other[:-1] for other in chains.values())}
 
 
-def reduce_to(tensor: Tensor, chain: list[int], reduction: Callable[..., Tensor] = torch.sum) -> Tensor:
-    """Sum, or reduce otherwise, over all axes but those of a chain, which come in its order."""
-    others = [axis for axis in range(tensor.dim()) if axis not in chain]
+def reduce_to(tensor: Tensor, axes: list[int], reduction: Callable[..., Tensor] = torch.sum) -> Tensor:
+    """Sum, or reduce otherwise, over all axes but these, which come in the order given."""
+    others = [axis for axis in range(tensor.dim()) if axis not in axes]
     kept = reduction(tensor, dim=others) if others else tensor
-    order = sorted(chain)
-    return kept.permute([order.index(axis) for axis in chain])
+    order = sorted(axes)
+    return kept.permute([order.index(axis) for axis in axes])
 
 
-def products(symmetry: Symmetry, target: Tensor, source: Tensor, chain: list[int], labels: list[str | None]) -> Tensor:
-    """Sum over all other axes: S[h, j, d, e] = sum_r target[h, d, r] source[j, e, r]."""
+def products(symmetry: Symmetry, target: Tensor, source: Tensor, axes: list[int], labels: Sequence[str | None]) -> Tensor:
+    """Inner products over all axes but these: S[h, j, d, e] = sum_r target[h, d, r] source[j, e, r]."""
     letters = list(string.ascii_lowercase[: target.dim()])
     theirs, result = list(letters), ""
-    for axis in chain:
+    for axis in axes:
         result += letters[axis]
         if labels[axis] in symmetry.groups:
             theirs[axis] = letters[axis].upper()

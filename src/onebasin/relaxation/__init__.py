@@ -1,1 +1,1 @@
-"""Soft permutations: the re-basin network, its objectives, and back to hard permutations."""
+"""Soft permutations: plans, the re-basin network, its objectives, and back to hard permutations."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_THREADS_FROM = 64  # below, a problem is solved before a thread has started
+_THREADS_FROM = 64  # units; a smaller problem is solved before a thread has started
 
 Place = tuple[int, ...]
 """Where in a batch a problem stands."""
@@ -40,19 +40,19 @@ def assign(scores: Tensor) -> Tensor:
 
 
 def assign_all(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """`assign` for tensors of several shapes: what must be solved is solved together, on as many threads as PyTorch has."""
+    """`assign` for tensors of several shapes; their problems are solved together, on as many threads as PyTorch has."""
     for scores in matrices:
         _check(scores)
     found = [_take_best(scores.detach()) for scores in matrices]
     tasks: list[tuple[Tensor, Place, np.ndarray]] = []
     results = []
-    for scores, (best, settled) in zip(matrices, found, strict=True):
-        results.append(best if settled.all() else best.cpu())
-        if not settled.all():
-            problems = scores.detach()[(~settled).to(scores.device)].to("cpu", torch.float64).numpy()
-            places = [tuple(place) for place in (~settled).nonzero().tolist()]
+    for scores, (best, is_solved) in zip(matrices, found, strict=True):
+        results.append(best if is_solved.all() else best.cpu())
+        if not is_solved.all():
+            problems = scores.detach()[(~is_solved).to(scores.device)].to("cpu", torch.float64).numpy()
+            places = [tuple(place) for place in (~is_solved).nonzero().tolist()]
             tasks += [(results[-1], place, problem) for place, problem in zip(places, problems, strict=True)]
-    tasks.sort(key=lambda task: -len(task[2]))  # the longest first, so that no thread is left alone with one
+    tasks.sort(key=lambda task: -len(task[2]))  # the longest first, so that no thread ends with one of them alone
 
     def solve(task: tuple[Tensor, Place, np.ndarray]) -> None:
         result, place, problem = task
@@ -80,12 +80,12 @@ def _check(scores: Tensor) -> None:
 
 
 def _take_best(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """The best column of each row, and for each problem, on the CPU, whether those are the answer."""
+    """The best column of each row, and for each problem whether those columns are the answer (on the CPU)."""
     n = scores.shape[-1]
     if scores.numel() == 0:
         best = torch.empty(scores.shape[:-1], dtype=torch.int64, device=scores.device)
         return best, torch.ones(scores.shape[:-2], dtype=torch.bool)
-    top, best = scores.max(-1)  # NaN and +inf win, so the maxima tell of them
+    top, best = scores.max(-1)  # NaN and +inf are maxima, so that they are found here
     different = (best.sort(-1).values == torch.arange(n, device=scores.device)).all(-1)
     return best, (different & top.isfinite().all(-1)).cpu()
 

@@ -1,3 +1,4 @@
+# pyright: reportIncompatibleMethodOverride=false
 """The distance of softly permuted tensors from their targets, and its gradient in the plans, a tensor at a time.
 
 A distance that is a sum over tensors needs no softly permuted network: each tensor is moved, compared and differentiated
@@ -5,29 +6,30 @@ before the next one. For W moved by two plans, P along its first axis and Q alon
 
     X = W Q^T,   R = d cost / d (P X),   dP = R X^T,   dQ = (P^T R)^T W,
 
-in memory that is used again for the next tensor. Of two plans the first takes part in two of the five, the last in three:
-the larger one goes first.
+in memory that is used again for the next tensor. The first of two plans takes part in two of the five products, the last in
+three: the larger one goes first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from onebasin.symmetries.gather import Plans, is_batched, is_joined, mix_all
-from onebasin.symmetries.layout import Factor, Layout, Product, Term, names
-from onebasin.symmetries.structure import Symmetry
+from onebasin.relaxation.mixing import Plans, is_joined, is_stacked, mix_all
+from onebasin.symmetries import Symmetry
+from onebasin.symmetries.layout import Factor, Layout, names
+from onebasin.symmetries.unrolling import unroll
 
 Kind = Literal["l2", "l1", "inner"]
 _Pair = tuple[Tensor, Tensor]  # a tensor to permute and its target
 
 
 class SoftDistance:
-    """A distance as a function of plans: what moves by which plan is read off the layouts once.
+    """A distance as a function of plans; which plan moves which axis is read from the layouts once.
 
     Args:
         kind: the "l2" distance squared, "l1", or "inner", minus the inner product.
@@ -38,21 +40,22 @@ class SoftDistance:
     """
 
     def __init__(
-        self, kind: Kind, source: Mapping[str, Any], target: Mapping[str, Any], keys: Iterable[str], symmetry: Symmetry
+        self, kind: Kind, source: Mapping[str, Any], target: Mapping[str, Any], keys: Sequence[str], symmetry: Symmetry
     ):
+        self.keys = frozenset(keys)
         self._kind: Kind = kind
         self._symmetry = symmetry
         self._chains: list[_Chain] = []
         small: dict[str, _Pair] = {}
-        self._portions = [small]  # what is left to autograd: small tensors at once, others one by one
+        self._portions = [small]  # differentiated by autograd: small tensors together, others one by one
         vectors: dict[str, list[_Pair]] = {}
         fixed = []
         for key in keys:
             pair = source[key].detach(), target[key].detach()
             layout = symmetry.layouts[key]
             if not names(layout) & symmetry.groups.keys():
-                fixed.append(measure(kind, pair[0].clone(), pair[1])[0])
-            elif is_joined(pair[0]) or is_batched(pair[0]):
+                fixed.append(differentiate(kind, pair[0].clone(), pair[1])[0])
+            elif is_joined(pair[0]) or is_stacked(pair[0]):
                 small[key] = pair
             elif (group := _find_group(layout, symmetry)) is not None:
                 vectors.setdefault(group, []).append(pair)
@@ -69,7 +72,7 @@ class SoftDistance:
 
     @property
     def takes_any_alone(self) -> bool:
-        """Whether some tensor is moved by itself. If none is, the softly permuted network is small, and as good a way."""
+        """Whether some tensor is moved by itself. If none is, the softly permuted network is small and costs no more."""
         return bool(self._chains or self._portions[1:])
 
     def __call__(self, plans: Plans, gradients: Plans) -> Tensor:
@@ -79,7 +82,7 @@ class SoftDistance:
         costs += [self._differentiate(portion, plans, gradients) for portion in self._portions if portion]
         room = max((chain.room for chain in self._chains), default=0)
         if room:
-            # One piece for all tensors: the pages of fresh memory would cost as much as a pass over it.
+            # One buffer for all tensors: to fault in fresh pages costs as much as a pass over them.
             memory = self._chains[0].source.new_empty(room)
             costs += [chain.differentiate(self._kind, plans, gradients, memory) for chain in self._chains]
         return torch.stack(costs).sum()
@@ -94,9 +97,8 @@ class SoftDistance:
         costs, residuals = [], []
         for key, (_, target) in pairs.items():
             values = soft[key].detach().clone()
-            cost, factor = measure(self._kind, values, target)
-            costs.append(cost)
-            residuals.append(values.mul_(factor))
+            costs.append(differentiate(self._kind, values, target)[0])
+            residuals.append(values.mul_(_FACTORS[self._kind]))
         found = torch.autograd.grad([soft[key] for key in pairs], list(live.values()), residuals)
         for name, gradient in zip(live, found, strict=True):
             gradients[name].add_(gradient)
@@ -130,7 +132,7 @@ class _Chain:
             torch.mm(plans[name], _units(stages[-1], axis), out=_units(pieces[-1], axis))
             stages.append(pieces.pop())
         residual = stages.pop()
-        cost, factor = measure(kind, residual, self.target)
+        (cost, residual), factor = differentiate(kind, residual, self.target), _FACTORS[kind]
         for name, axis in reversed(self.moves):
             before = stages.pop()
             sum_so_far = gradients[name]
@@ -146,19 +148,47 @@ def _units(tensor: Tensor, axis: int) -> Tensor:
     return tensor.flatten(1) if axis == 0 else tensor.flatten(0, -2).mT
 
 
-def measure(kind: Kind, values: Tensor, target: Tensor) -> tuple[Tensor, float]:
-    """The distance of values from a target; the values become its gradient, up to the factor that is returned too."""
+def measure(kind: Kind, values: Tensor, target: Tensor) -> Tensor:
+    """The distance of values from a target, differentiable in the values."""
+    return _Distance.apply(values, target, kind)[0]  # pyright: ignore
+
+
+class _Distance(torch.autograd.Function):
+    """Cost and gradient as `differentiate` states them."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values: Tensor, target: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
+        return differentiate(kind, values.clone(), target)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Kind], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1], inputs[0])
+        ctx.kind = inputs[2]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, None, None]:
+        residual, values = ctx.saved_tensors
+        if ctx.kind == "l2" and torch.is_grad_enabled():  # for a second derivative: the residual moves with the values
+            residual = residual + (values - values.detach())
+        return residual * (grad * _FACTORS[ctx.kind]), None, None
+
+
+_FACTORS: dict[Kind, float] = {"l2": 2.0, "l1": 1.0, "inner": -1.0}
+
+
+def differentiate(kind: Kind, values: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The distance of values from a target, and its gradient up to the factor of its kind, in the memory of the values."""
     if kind == "inner":
         cost = -values.mul_(target).sum()
-        values.copy_(target)
-        return cost, -1.0
+        return cost, values.copy_(target)
     rows = values.sub_(target).flatten(1) if values.dim() > 1 else values.sub_(target)
     # Row by row: a norm is added up in one place, and over a million entries it would lose four digits.
     if kind == "l1":
-        cost = torch.linalg.vector_norm(rows, 1, dim=-1).sum()
-        values.sign_()
-        return cost, 1.0
-    return torch.linalg.vector_norm(rows, dim=-1).square_().sum(), 2.0
+        return torch.linalg.vector_norm(rows, 1, dim=-1).sum(), values.sign_()
+    return torch.linalg.vector_norm(rows, dim=-1).square().sum(), values
 
 
 def _find_group(layout: Layout, symmetry: Symmetry) -> str | None:
@@ -171,19 +201,16 @@ def _find_group(layout: Layout, symmetry: Symmetry) -> str | None:
 
 def _find_chain(source: Tensor, target: Tensor, layout: Layout, symmetry: Symmetry) -> _Chain | None:
     """None if something else than one plain plan, or two, moves the tensor."""
-    terms: list[Term] = list(layout)
-    while any(isinstance(term, Product) for term in terms):
-        axis, term = next((a, t) for a, t in enumerate(terms) if isinstance(t, Product))
-        source, target = (tensor.unflatten(axis, [f.size for f in term.factors]) for tensor in (source, target))
-        terms[axis : axis + 1] = term.factors
-    moved = [axis for axis, term in enumerate(terms) if names((term,)) & symmetry.groups.keys()]
-    groups = [term.name for term in (terms[axis] for axis in moved) if isinstance(term, Factor) and term.name is not None]
-    if len(moved) > 2 or len(groups) < len(moved) or any(symmetry.parents[name] for name in groups):
+    groups = symmetry.groups
+    block, *others = unroll(layout, groups.keys(), source, target)
+    moved = [axis for axis, name in enumerate(block.labels) if name in groups]
+    moving = [block.labels[axis] or "" for axis in moved]
+    if others or len(moved) > 2 or any(symmetry.parents[name] for name in moving):
         return None
     if len(moved) == 2:
         places = [0, -1]
     else:
-        places = [0 if moved[0] < len(terms) - 1 else -1]
-    source, target = (tensor.movedim(moved, places) for tensor in (source, target))
-    larger_first = sorted(zip(groups, places, strict=True), key=lambda move: -symmetry.groups[move[0]].size)
+        places = [0 if moved[0] < len(block.labels) - 1 else -1]
+    source, target = (tensor.movedim(moved, places) for tensor in block.tensors)
+    larger_first = sorted(zip(moving, places, strict=True), key=lambda move: -groups[move[0]].size)
     return _Chain(source, target, tuple(larger_first))

@@ -5,26 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 
-import torch
 from torch import Tensor
 
 from onebasin.relaxation.assignment import assign_all
-from onebasin.symmetries.permutation import Permutation
-from onebasin.symmetries.structure import Group, Symmetry
+from onebasin.relaxation.plans import pair_index
+from onebasin.symmetries import Group, Permutation, Symmetry
 
 
-def plan_shape(symmetry: Symmetry, group: Group) -> tuple[int, ...]:
-    """The shape of a group's plan: a pair of axes (target, source) for each free parent, one for each fixed parent, (n, n).
-
-    So a family of units in H heads has a plan of its own for every pair of heads: (H, H, d, d).
-    """
-    sizes = symmetry.sizes
-    lead = [n for p in group.parents for n in [sizes[p]] * (2 if p in symmetry.groups else 1)]
-    return (*lead, group.size, group.size)
-
-
-def trees(symmetry: Symmetry) -> list[list[Group]]:
-    """Groups that must be decided together, ancestors before descendants: each family with its free ancestors."""
+def joint_groups(symmetry: Symmetry) -> list[list[Group]]:
+    """Sets of groups that must be decided together, each family with its free ancestors, ancestors first."""
     roots: dict[str, str] = {}
     found: dict[str, list[Group]] = {}
     for group in sorted(symmetry.groups.values(), key=lambda g: len(g.parents)):
@@ -37,7 +26,7 @@ def trees(symmetry: Symmetry) -> list[list[Group]]:
 def harden(
     symmetry: Symmetry, scores: Mapping[str, Tensor], groups: Iterable[Group] | None = None, carry: bool = True
 ) -> Permutation:
-    """The permutation with the highest total score; exact within each tree of groups.
+    """The permutation with the highest total score; exact within each set of joint groups.
 
     For each pair (target h, source j) of a parent, the best inner permutation is found first; its value joins the score of
     the pair; then the parent is assigned, and of the inner ones those of the chosen pairs are kept.
@@ -60,10 +49,10 @@ def harden(
             if carry and parent is not None:
                 value = scores[group.name].gather(-1, index.unsqueeze(-1)).sum((-1, -2))
                 scores[parent] = scores[parent] + _towards(symmetry, value, group, symmetry.groups[parent])
-    indices = dict(symmetry.still)
-    for group in chosen:
-        indices[group.name] = best[group.name][_chosen_pairs(symmetry, group, indices)]
-    return Permutation.trusted(symmetry, indices)
+    permutation = Permutation(symmetry, symmetry.identity_indices, check=False)
+    for group in chosen:  # ancestors first: which of a child's permutations are kept depends on theirs
+        permutation.indices[group.name] = best[group.name][pair_index(permutation, group)]
+    return permutation
 
 
 def _towards(symmetry: Symmetry, value: Tensor, child: Group, parent: Group) -> Tensor:
@@ -79,16 +68,3 @@ def _towards(symmetry: Symmetry, value: Tensor, child: Group, parent: Group) -> 
         else:
             value = value.sum(axis)
     return value
-
-
-def _chosen_pairs(symmetry: Symmetry, group: Group, indices: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    sizes = symmetry.sizes
-    grid = torch.meshgrid(*(torch.arange(sizes[p]) for p in group.parents), indexing="ij") if group.parents else ()
-    target = dict(zip(group.parents, grid, strict=True))
-    pairs: list[Tensor] = []
-    for name in group.parents:
-        pairs.append(target[name])
-        if name in symmetry.groups:
-            above = tuple(target[p] for p in symmetry.groups[name].parents)
-            pairs.append(indices[name][(*above, target[name])])
-    return tuple(pairs)

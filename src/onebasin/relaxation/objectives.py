@@ -1,45 +1,107 @@
-"""What to minimise: a cost of softly permuted parameters, given those of the target.
-
-An objective is any callable ``(params, target, batch) -> scalar``. The ones here also have ``bind(model)``, which gives them
-what they need to know of the architecture; `align` calls it.
-"""
+"""What to minimise: a cost of softly permuted parameters, given those of the target."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from onebasin.relaxation.distance import SoftDistance
-from onebasin.symmetries.structure import Symmetry
-from onebasin.tensors.lazy import LazyState
+from onebasin.landscape.batches import call_model, split_batch
+from onebasin.relaxation.distance import Kind, SoftDistance, measure
+from onebasin.symmetries import Symmetry
+from onebasin.tensors.states import Model, read_state
 from onebasin.torch_internals import BatchNorm
 
 Params = Mapping[str, Any]
 Loss = Callable[[Any, Any], Tensor]
+Function = Callable[[Params, Params, Any], Tensor]
 
 
-def parameter_keys(model: nn.Module | Params) -> list[str]:
-    """The keys a cost counts: parameters, each tied tensor once; of a state dict, floating tensors but norm statistics."""
-    if isinstance(model, nn.Module):
-        return [key for key, value in model.named_parameters() if value.is_floating_point()]
-    seen: set[int] = set()
-    keys = []
-    for key, value in (model.shapes if isinstance(model, LazyState) else model).items():
-        statistic = key.rpartition(".")[2] in ("running_mean", "running_var")
-        if isinstance(value, Tensor) and value.is_floating_point() and not statistic and id(value) not in seen:
-            seen.add(id(value))
-            keys.append(key)
-    return keys
+class Objective(ABC):
+    """A cost of the permuted parameters beside those of the target; smaller is better.
+
+    Subclass it to tell `align` more about a cost of your own than a plain function can.
+
+    Attributes:
+        uses_data: whether a call looks at its batch. If not, data is not read for it.
+        needs_data: whether it cannot do without.
+        can_be_captured: whether a call does the same operations each time and never waits for the device, so that a CUDA
+            graph can hold it.
+        data: batches that were given with the objective, if any.
+        floor: no permutation costs less: one that costs this is the best there is.
+    """
+
+    uses_data: ClassVar[bool] = True
+    needs_data: ClassVar[bool] = False
+    can_be_captured: ClassVar[bool] = False
+    data: Iterable[Any] | None = None
+    floor: float = -math.inf
+
+    @abstractmethod
+    def __call__(self, params: Params, target: Params, batch: Any) -> Tensor:
+        """The cost as a scalar, differentiable in `params`; `batch` is None without data."""
+
+    def bind(self, model: Model) -> Objective:
+        """The same objective for models of this architecture."""
+        return self
+
+    def judge(self, params: Params, target: Params, batch: Any) -> Tensor:
+        """The cost of hard parameters, by which permutations are compared; nothing about it is random."""
+        return self(params, target, batch)
+
+    def of_plans(self, source: Params, target: Params, symmetry: Symmetry) -> SoftDistance | None:
+        """The same cost as a function of the plans that move `source`, if there is a way that never moves it as a whole."""
+        return None
 
 
 @dataclass(frozen=True)
-class WeightDistance:
+class FunctionObjective(Objective):
+    """A plain function ``(params, target, batch) -> scalar`` as an objective."""
+
+    function: Function
+
+    def __call__(self, params: Params, target: Params, batch: Any) -> Tensor:
+        """What the function returns."""
+        return self.function(params, target, batch)
+
+
+def as_objective(objective: Objective | Function | None) -> Objective:
+    """An objective from what a user may give: one of ours, a plain function, or nothing, which means `WeightDistance`.
+
+    Raises:
+        TypeError: for anything else.
+    """
+    if objective is None:
+        return WeightDistance()
+    if isinstance(objective, Objective):
+        return objective
+    if isinstance(objective, type) or not callable(objective):
+        raise TypeError(
+            "objective must be WeightDistance(), Midpoint(loss), RandomPoint(loss), or a function "
+            f"(params, target, batch) -> scalar; got {objective!r}"
+        )
+    return FunctionObjective(objective)
+
+
+def parameter_keys(model: Model) -> tuple[str, ...]:
+    """The keys a cost counts: parameters, each tied tensor once; of a state, floating tensors but norm statistics."""
+    if isinstance(model, nn.Module):
+        return tuple(key for key, value in model.named_parameters() if value.is_floating_point())
+    first: dict[int, str] = {}
+    for key, value in read_state(model).shapes.items():
+        if value.is_floating_point() and key.rpartition(".")[2] not in ("running_mean", "running_var"):
+            first.setdefault(id(value), key)
+    return tuple(first.values())
+
+
+@dataclass(frozen=True)
+class WeightDistance(Objective):
     """How far the parameters are apart; needs no data (eq. rebasinl2 of the paper).
 
     Attributes:
@@ -48,54 +110,44 @@ class WeightDistance:
         keys: the tensors that count; all parameters if None.
     """
 
-    kind: Literal["l2", "l1", "inner", "cosine"] = "l2"
+    kind: Kind | Literal["cosine"] = "l2"
     keys: tuple[str, ...] | None = None
+
+    uses_data: ClassVar[bool] = False
+    can_be_captured: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.kind not in ("l2", "l1", "inner", "cosine"):
             raise ValueError(f"kind must be 'l2', 'l1', 'inner' or 'cosine', got {self.kind!r}")
 
-    can_be_captured = True
-
     @property
-    def floor(self) -> float:
-        """No permutation costs less: one that costs this is found."""
-        return 0.0 if self.kind in ("l2", "l1") else -float("inf")
+    def floor(self) -> float:  # type: ignore[override]
+        """Zero for distances that equal parameters reach."""
+        return 0.0 if self.kind in ("l2", "l1") else -math.inf
 
-    def bind(self, model: nn.Module | Params) -> WeightDistance:
+    def bind(self, model: Model) -> WeightDistance:
         """Count the parameters of this model, each tied tensor once."""
-        return self if self.keys is not None else replace(self, keys=tuple(parameter_keys(model)))
+        return self if self.keys is not None else replace(self, keys=parameter_keys(model))
 
     def of_plans(self, source: Params, target: Params, symmetry: Symmetry) -> SoftDistance | None:
-        """The same as a function of the plans that move `source`, for which the source is never moved as a whole.
-
-        None where that cannot be: the cosine is no sum over tensors, and what a subclass computes is not known here.
-        """
+        """None for the cosine, which is no sum over tensors, and for subclasses, whose cost is not known here."""
         if self.kind == "cosine" or type(self) is not WeightDistance:
             return None
-        keys = parameter_keys(target) if self.keys is None else self.keys
-        return SoftDistance(self.kind, source, target, keys, symmetry)
+        return SoftDistance(self.kind, source, target, self.keys or parameter_keys(target), symmetry)
 
     def __call__(self, params: Params, target: Params, batch: Any = None) -> Tensor:
         """The distance; `batch` is not used."""
-        keys = parameter_keys(target) if self.keys is None else self.keys
+        keys = self.keys or parameter_keys(target)
         pairs = ((params[key], target[key]) for key in keys)  # a pair at a time: they may come from disk
-        if self.kind == "l2":
-            return _total(functional.mse_loss(a, b, reduction="sum") for a, b in pairs)
-        if self.kind == "l1":
-            return _total((a - b).abs().sum() for a, b in pairs)
-        if self.kind == "inner":
-            return -_total((a * b).sum() for a, b in pairs)
+        kind = self.kind
+        if kind != "cosine":
+            return torch.stack([measure(kind, a, b) for a, b in pairs]).sum()
         sums = torch.stack([torch.stack([(a * b).sum(), a.square().sum(), b.square().sum()]) for a, b in pairs]).sum(0)
         return 1 - sums[0] / (sums[1].sqrt() * sums[2].sqrt())
 
 
-def _total(terms: Iterable[Tensor]) -> Tensor:
-    return torch.stack(list(terms)).sum()
-
-
 @dataclass(frozen=True)
-class _OnTheLine:
+class _OnTheLine(Objective):
     """A loss of the network at points on the line between target and permuted parameters.
 
     Attributes:
@@ -109,10 +161,10 @@ class _OnTheLine:
     data: Iterable[Any] | None = None
     model: nn.Module | None = None
 
-    needs_data = True
-    can_be_captured = True
+    needs_data: ClassVar[bool] = True
+    can_be_captured: ClassVar[bool] = True
 
-    def bind(self, model: nn.Module | Params) -> Any:
+    def bind(self, model: Model) -> Self:
         """Take a private copy of the architecture."""
         if self.model is not None:
             return self
@@ -135,10 +187,8 @@ class _OnTheLine:
                 floating = isinstance(value, Tensor) and value.is_floating_point()
                 done[id(value)] = _between(target[key], value, weight) if floating else value
             mixed[key] = done[id(value)]
-        inputs, expected = batch
-        args = tuple(inputs) if isinstance(inputs, (tuple, list)) else () if isinstance(inputs, Mapping) else (inputs,)
-        kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
-        return self.loss(torch.func.functional_call(self.model, mixed, args, kwargs), expected)
+        inputs, expected = split_batch(batch)
+        return self.loss(call_model(self.model, inputs, mixed), expected)
 
 
 def _between(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
@@ -153,10 +203,6 @@ class Midpoint(_OnTheLine):
     def __call__(self, params: Params, target: Params, batch: Any) -> Tensor:
         """The loss at one half."""
         return self.at(params, target, batch, 0.5)
-
-    def points(self) -> Sequence[float]:
-        """Where a hard permutation is judged."""
-        return (0.5,)
 
 
 @dataclass(frozen=True)
@@ -181,6 +227,11 @@ class RandomPoint(_OnTheLine):
         share = torch.rand((), device=floating.device)  # never read back: a graph that holds this step draws anew
         return self.at(params, target, batch, self.low + (self.high - self.low) * share)
 
-    def points(self) -> Sequence[float]:
-        """Where a hard permutation is judged: evenly, so that two of them can be compared."""
+    @property
+    def points(self) -> tuple[float, ...]:
+        """Where hard permutations are judged: at fixed points, so that two of them can be compared."""
         return tuple(self.low + (self.high - self.low) * share for share in (0.25, 0.5, 0.75))
+
+    def judge(self, params: Params, target: Params, batch: Any) -> Tensor:
+        """The mean over the points."""
+        return torch.stack([self.at(params, target, batch, point) for point in self.points]).mean()

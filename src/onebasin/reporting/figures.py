@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import numpy as np
 from torch import Tensor
 
-from onebasin.plots import COLORS, GREY
+from onebasin.plots.style import COLORS, GREY
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,14 +11,14 @@ from importlib import metadata, resources
 import torch
 from torch import Tensor
 
-from onebasin.landscape.paths import Path
+from onebasin.landscape.paths import LinearPath
 from onebasin.matching.alignment import Alignment
-from onebasin.plots import COLORS, GREY, history_series, line_style, plot_history, plot_path
+from onebasin.plots import history_series, plot_history, plot_path
+from onebasin.plots.style import COLORS, GREY, line_style
 from onebasin.reporting.figures import matrix_png, themed_svg
+from onebasin.symmetries import Group, Permutation, Symmetry
 from onebasin.symmetries.describe import pin_reasons, places
 from onebasin.symmetries.layout import Factor, Product
-from onebasin.symmetries.permutation import Permutation
-from onebasin.symmetries.structure import Group, Symmetry
 from onebasin.tensors.files import write_atomically
 
 _FIGURE = (4.4, 2.9)  # inches; drawn small, so that the letters are still large enough on a phone
@@ -49,7 +49,7 @@ class Report:
     symmetry: Symmetry | None = None
     permutation: Permutation | None = None
     alignment: Alignment | None = None
-    paths: dict[str, Path] = field(default_factory=dict)
+    paths: dict[str, LinearPath] = field(default_factory=dict)
     facts: list[tuple[str, str]] = field(default_factory=list)
     permutations: dict[str, Permutation] = field(default_factory=dict)
 
@@ -143,7 +143,7 @@ def _fits_tile(value: str) -> bool:
     return len(value) <= 24 and all(len(word) <= 12 for word in value.replace("-", " ").split())
 
 
-def _paths(paths: dict[str, Path]) -> str:
+def _paths(paths: dict[str, LinearPath]) -> str:
     """A picture for each metric that all paths have, and a table that is the legend too."""
     if not paths:
         return ""
@@ -234,7 +234,7 @@ def _moved(sources: Tensor) -> int:
     return int((sources != torch.arange(len(sources))).sum())
 
 
-def _half_way(path: Path, metric: str) -> float:
+def _half_way(path: LinearPath, metric: str) -> float:
     nearest = min(range(len(path.weights)), key=lambda i: abs(path.weights[i] - 0.5))
     return path.metrics[metric][nearest]
 

@@ -1,37 +1,49 @@
-"""A symmetry as a table that a person can read, and the parts such a table is made of."""
+"""A symmetry as a table that a person can read, as text and as HTML, and the parts such a table is made of."""
 
 from __future__ import annotations
 
+import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from onebasin.plots.tables import html_table
 from onebasin.symmetries.layout import Factor, factors, write
-from onebasin.symmetries.structure import Group, Symmetry
+from onebasin.symmetries.structure import Group, Structure
 
 _SHOWN = 3
 
 
-def describe(symmetry: Symmetry) -> str:
+def describe(symmetry: Structure) -> str:
     """Groups with the axes they move, then what is pinned and why, then what was never used."""
-    rows = [("group", "size", "moves")]
-    for name, group in symmetry.groups.items():
-        of_each = f" [for each {', '.join(group.parents)}]" if group.parents else ""
-        rows.append((name, str(group.size or "?"), _shorten(places(symmetry, name)) + of_each))
-    lines = [symmetry.summary(), "", *_columns(rows)]
-    reasons = pin_reasons(symmetry)
-    if reasons:
-        lines += [
-            "",
-            *_columns([("not free", "because"), *((_shorten(axes), why) for why, axes in reasons.items())]),
-        ]
+    lines = [symmetry.summary()]
+    for rows in _tables(symmetry):
+        lines += ["", *_columns(rows)]
     if symmetry.unreached:
         lines += ["", f"never used by these calls, left alone: {_shorten(symmetry.unreached)}"]
     return "\n".join(lines)
 
 
-def summarise(symmetry: Symmetry) -> list[tuple[str, int, Group, list[str]]]:
+def describe_in_html(symmetry: Structure) -> str:
+    """The same for notebooks."""
+    tables = "".join(html_table(body, header) for header, *body in _tables(symmetry))
+    return f"<p><b>Symmetry</b>: {html.escape(symmetry.summary())}</p>{tables}"
+
+
+def _tables(symmetry: Structure) -> Iterator[list[tuple[str, ...]]]:
+    """The rows of each table, the header first."""
+    rows: list[tuple[str, ...]] = [("group", "size", "moves")]
+    for name, group in symmetry.groups.items():
+        per_parent = f" [for each {', '.join(group.parents)}]" if group.parents else ""
+        rows.append((name, str(group.size or "?"), _shorten(places(symmetry, name)) + per_parent))
+    yield rows
+    reasons = pin_reasons(symmetry)
+    if reasons:
+        yield [("not free", "because"), *((_shorten(axes), why) for why, axes in reasons.items())]
+
+
+def summarise(symmetry: Structure) -> list[tuple[str, int, Group, list[str]]]:
     """Groups that differ in nothing but the numbers of their layers as one row: name, how many, one of them, its axes.
 
     Such numbers are written ``*``. Axes are key[axis], without the patterns that `places` has.
@@ -67,7 +79,7 @@ def _star(name: str) -> str:
     return name if "*" in name else re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name, count=1)
 
 
-def pin_reasons(symmetry: Symmetry, modules: bool = True) -> dict[str, list[str]]:
+def pin_reasons(symmetry: Structure, modules: bool = True) -> dict[str, list[str]]:
     """For each reason why axes are not free, those axes as key[axis]; `modules`: a reason names the module it arises in."""
     reasons: dict[str, list[str]] = {}
     for (key, axis), pin in symmetry.pinned.items():
@@ -76,7 +88,7 @@ def pin_reasons(symmetry: Symmetry, modules: bool = True) -> dict[str, list[str]
     return reasons
 
 
-def places(symmetry: Symmetry, name: str) -> list[str]:
+def places(symmetry: Structure, name: str) -> list[str]:
     """key[axis] for every axis the group moves, with its pattern where the axis is more than the group."""
     found = []
     for key, layout in symmetry.layouts.items():

@@ -204,7 +204,7 @@ def covered(term: Term) -> set[str]:
 
 
 def find_parent(layout: Layout, axis: int, siblings: set[str], parent: str) -> int | None:
-    """Which axis a dependent factor reads its parent's coordinate from: its own if the parent is a sibling there.
+    """The axis from which a dependent factor reads its parent's coordinate: its own if the parent is a sibling there.
 
     Returns None if no axis, or more than one other axis, has a coordinate of the parent everywhere.
     """

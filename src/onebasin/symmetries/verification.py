@@ -6,7 +6,7 @@ import copy
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,22 +15,54 @@ from torch.export.graph_signature import InputKind
 from onebasin.programs.frontends import read_program
 from onebasin.programs.graph import Call, Program, evaluation_mode, read_calls
 from onebasin.programs.precision import Float64, compute_in_float64, promote
-from onebasin.symmetries.permutation import Permutation
-from onebasin.symmetries.structure import Symmetry
-from onebasin.tensors.lazy import LazyState, make_lazy
+from onebasin.symmetries.structure import Group
 from onebasin.tensors.seeding import seeded
-from onebasin.tensors.states import read_state
+from onebasin.tensors.states import LazyState, State, Ties, read_state
 from onebasin.torch_internals import tree_leaves, tree_map
 
 Function = Callable[[Mapping[str, Tensor]], list[Tensor]]
 """A model at fixed inputs: state -> all tensors it returns."""
 
 
-def verify(symmetry: Symmetry, model: nn.Module, example_inputs: Any, tolerance: float = 1e-9) -> float:
+class Element(Protocol):
+    """One element of a group of transformations."""
+
+    def apply(self, model: LazyState) -> LazyState:
+        """The transformed state."""
+        ...
+
+    def only(self, group: str) -> Element:
+        """The same element with all groups but one left as they are."""
+        ...
+
+
+class Verifiable(Protocol):
+    """A symmetry, as far as it can be verified: groups, and random elements of them."""
+
+    @property
+    def groups(self) -> Mapping[str, Group]:
+        """By name."""
+        ...
+
+    @property
+    def ties(self) -> Ties:
+        """State keys that are one tensor."""
+        ...
+
+    @property
+    def unreached(self) -> tuple[str, ...]:
+        """Parameters that no call uses."""
+        ...
+
+    def random(self, generator: torch.Generator | None = None) -> Element:
+        """A random element."""
+        ...
+
+
+def verify(symmetry: Verifiable, model: nn.Module, example_inputs: Any, tolerance: float = 1e-9) -> float:
     """Check a symmetry on a model's own weights; see `Symmetry.verify`."""
-    symmetry = symmetry.bind(model)
-    state = {key: value for key, value in read_state(model).items() if isinstance(value, Tensor)}
-    if any(value.is_meta for value in state.values()):
+    state = read_state(model).lazily()
+    if state.device.type == "meta":
         raise ValueError("a model on the meta device has no values: nothing can be verified on it")
     worst = 0.0
     for call in read_calls(example_inputs):
@@ -43,9 +75,9 @@ def verify(symmetry: Symmetry, model: nn.Module, example_inputs: Any, tolerance:
 
 
 def verify_programs(
-    symmetry: Symmetry,
+    symmetry: Verifiable,
     programs: Sequence[Program],
-    state: Mapping[str, Tensor],
+    state: State,
     tolerance: float = 1e-9,
 ) -> float:
     """Check a symmetry on random parameters and norm statistics: fresh norms and zero gates would hide errors."""
@@ -92,7 +124,7 @@ def compare(
     outputs = []
     for state in (first, second):
         model.load_state_dict(state)
-        outputs.append([_of_module(model, call)(read_state(model)) for call in calls])
+        outputs.append([_of_module(model, call)(read_state(model).load()) for call in calls])
     return max((_difference(*pair) for pair in zip(*outputs, strict=True)), default=0.0)
 
 
@@ -118,7 +150,7 @@ def _of_module(model: nn.Module, call: Call) -> Function:
     return function
 
 
-def _check(symmetry: Symmetry, function: Function, state: Mapping[str, Tensor], what: str, tolerance: float) -> float:
+def _check(symmetry: Verifiable, function: Function, state: LazyState, what: str, tolerance: float) -> float:
     try:
         expected = function(state)
     except (RuntimeError, IndexError) as error:
@@ -129,7 +161,7 @@ def _check(symmetry: Symmetry, function: Function, state: Mapping[str, Tensor], 
     worst = 0.0
     for _ in range(_num_trials(symmetry, state)):
         permutation = symmetry.random(generator)
-        error = _difference(expected, function(permutation.apply(make_lazy(state))))
+        error = _difference(expected, function(permutation.apply(state)))
         worst = max(worst, error)
         if error <= tolerance:
             continue
@@ -138,7 +170,7 @@ def _check(symmetry: Symmetry, function: Function, state: Mapping[str, Tensor], 
         guilty = [
             name
             for name in symmetry.groups
-            if _difference(expected, function(_only(permutation, name).apply(make_lazy(state)))) > tolerance
+            if _difference(expected, function(permutation.only(name).apply(state))) > tolerance
         ]
         blame = ", ".join(map(repr, guilty)) or "no single group, but several together"
         raise ValueError(
@@ -148,14 +180,14 @@ def _check(symmetry: Symmetry, function: Function, state: Mapping[str, Tensor], 
     return worst
 
 
-def _num_trials(symmetry: Symmetry, state: Mapping[str, Tensor]) -> int:
+def _num_trials(symmetry: Verifiable, state: State) -> int:
     """A permutation of few units can be the identity by chance: the smaller the groups, the more are tried.
 
     Large networks, where a trial takes long and groups that small are rare, are tried once or twice.
     """
     if min((group.size for group in symmetry.groups.values()), default=0) > 6:
         return 1
-    return 8 if make_lazy(state).num_entries < 10**6 else 2
+    return 8 if state.num_entries < 10**6 else 2
 
 
 def _jitter(state: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
@@ -166,11 +198,6 @@ def _jitter(state: Mapping[str, Tensor], generator: torch.Generator) -> dict[str
         else value
         for key, value in state.items()
     }
-
-
-def _only(permutation: Permutation, name: str) -> Permutation:
-    identity = permutation.symmetry.identity()
-    return Permutation(permutation.symmetry, {**identity.indices, name: permutation[name]})
 
 
 def _difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
@@ -197,13 +224,14 @@ def _draw(device: torch.device, low: float, high: float) -> Tensor:
     return (drawn * (high - low) + low).to(device)
 
 
-def _randomise(symmetry: Symmetry, state: Mapping[str, Tensor], buffers: set[str], scale: float) -> LazyState:
+def _randomise(symmetry: Verifiable, state: State, buffers: set[str], scale: float) -> LazyState:
     """Weights at a scale that neither vanishes nor explodes with depth; buffers perturbed, variances kept positive.
 
     They are made where they are read, in float32: a second model is never held, and what is permuted is half as large.
     """
     alias = {key: keys[0] for keys in symmetry.ties for key in keys}
-    starts = dict(zip(state, itertools.accumulate(value.numel() for value in state.values()), strict=True))
+    shapes = state.shapes
+    starts = dict(zip(shapes, itertools.accumulate(value.numel() for value in shapes.values()), strict=True))
 
     def uniform(value: Tensor, start: int, low: float, high: float, factor: float | None = None) -> Tensor:
         block = _draw(value.device, low, high)[start % _NUM_DRAWN :][: min(value.numel(), _NUM_DRAWN)]
@@ -223,4 +251,4 @@ def _randomise(symmetry: Symmetry, state: Mapping[str, Tensor], buffers: set[str
             return uniform(value, start, 0.5, 1.5)
         return uniform(value, start, -0.5, 0.5, scale / max(1, value.shape[1:].numel()) ** 0.5)
 
-    return LazyState({key: value.to("meta") for key, value in state.items()}, read)
+    return LazyState({key: value.to("meta") for key, value in shapes.items()}, read, state.device)

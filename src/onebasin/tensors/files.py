@@ -2,8 +2,8 @@
 
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,10 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], None]
     """Call `write` on a temporary file beside `path`, then rename it: a killed run leaves no half file."""
     target = Path(path)
     check_writable(target, force=True)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = _choose_temporary(target)
     try:
+        temporary.touch(exist_ok=False)  # with the permissions of an ordinary file, which `tempfile` does not give
         write(temporary)
-        temporary.chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner can read
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -49,11 +47,11 @@ def write_folder_atomically(path: str | os.PathLike[str], write: Callable[[Path]
     """Call `write` on a temporary folder beside `path`, then rename it; with `force` it takes the place of one there."""
     target = Path(path)
     check_writable(target, force, folder=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+    temporary = _choose_temporary(target)
     aside = temporary.with_suffix(".old")
     try:
+        temporary.mkdir()
         write(temporary)
-        temporary.chmod(0o777 & ~_umask())
         if target.exists():
             target.rename(aside)
         temporary.rename(target)
@@ -64,10 +62,9 @@ def write_folder_atomically(path: str | os.PathLike[str], write: Callable[[Path]
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _umask() -> int:
-    umask = os.umask(0)
-    os.umask(umask)
-    return umask
+def _choose_temporary(target: Path) -> Path:
+    """A name beside the target that no other run chooses."""
+    return target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
 
 
 def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:

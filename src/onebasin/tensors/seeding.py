@@ -1,4 +1,4 @@
-"""Random numbers that are the same every time, and none of the user's."""
+"""Reproducible random numbers that leave the user's generators alone."""
 
 from __future__ import annotations
 

@@ -1,71 +1,248 @@
-"""What a model is to us: a dict from state key to tensor, in which tied keys hold the same tensor object."""
+"""The state of a model: every key of its ``state_dict()``, held in memory or read when asked for.
+
+Tied keys hold the same tensor object. A state may have entries that are no tensors, a module's extra state; they pass
+through untouched.
+"""
+
+from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-State = dict[str, Any]
-"""Every key of ``state_dict()``. Values are tensors, except for a module's extra state, which passes through untouched."""
+from onebasin.torch_internals import memory_id
+
+Model = nn.Module | Mapping[str, Any]
+"""What a state can be read from: a module, a state dict, or a state."""
+Ties = tuple[tuple[str, ...], ...]
+"""Sets of keys that are one tensor."""
 
 
-def read_state(model: nn.Module | Mapping[str, Any]) -> State:
-    """The state of a module or of a mapping: detached, never copied, ties kept as identity.
+class State(Mapping[str, Any]):
+    """What every state offers, whether its tensors are in memory or not."""
+
+    is_lazy: ClassVar[bool]
+
+    @property
+    @abstractmethod
+    def shapes(self) -> Mapping[str, Tensor]:
+        """For each key of a tensor, a tensor of the same shape and type: no values are read."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are, once they are read."""
+        return next((value.device for value in self.shapes.values()), torch.device("cpu"))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What to compute in: float64 if some tensor has that type, else float32."""
+        return torch.float64 if any(v.dtype == torch.float64 for v in self.shapes.values()) else torch.float32
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(value.nbytes for value in self.shapes.values())
+
+    @property
+    def num_entries(self) -> int:
+        """Entries of all tensors."""
+        return sum(value.numel() for value in self.shapes.values())
+
+    @abstractmethod
+    def map(self, function: Callable[[str, Tensor], Tensor]) -> Self:
+        """The same keys, with `function` of key and tensor in place of each tensor; tied keys stay tied."""
+
+    @abstractmethod
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
+        """Tensors on another device and, those of floating type, in another type."""
+
+    @abstractmethod
+    def tie(self, ties: Ties) -> Self:
+        """The same, with one tensor object for each set of tied keys that are present."""
+
+    @abstractmethod
+    def load(self) -> StateDict:
+        """All tensors in memory."""
+
+    def lazily(self) -> LazyState:
+        """The tensors of this state as a lazy one."""
+        return LazyState({k: v.to("meta") for k, v in self.shapes.items()}, self.__getitem__, self.device)
+
+
+class StateDict(dict[str, Any], State):
+    """A state in memory: an ordinary ``dict``, as ``torch.func.functional_call`` and ``load_state_dict`` take it."""
+
+    is_lazy = False
+
+    @property
+    def shapes(self) -> Mapping[str, Tensor]:
+        """The tensors themselves."""
+        return {key: value for key, value in self.items() if isinstance(value, Tensor)}
+
+    @property
+    def ties(self) -> Ties:
+        """Sets of keys that hold one tensor object, in the order of the state."""
+        keys: dict[int, list[str]] = {}
+        for key, value in self.shapes.items():
+            keys.setdefault(id(value), []).append(key)
+        return tuple(tuple(alike) for alike in keys.values() if len(alike) > 1)
+
+    def map(self, function: Callable[[str, Tensor], Tensor]) -> StateDict:
+        """A new state dict; `function` is called once per tensor, with the first of its keys."""
+        done: dict[int, Any] = {}
+        for key, value in self.items():
+            if id(value) not in done:
+                done[id(value)] = function(key, value) if isinstance(value, Tensor) else value
+        return StateDict({key: done[id(value)] for key, value in self.items()})
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> StateDict:
+        """A new state dict; tensors that are there already are not copied."""
+        return self.map(lambda key, value: value.to(device, dtype if value.is_floating_point() else None))
+
+    def tie(self, ties: Ties) -> StateDict:
+        """A new state dict, or this one if there is nothing to tie."""
+        firsts = {key: next(k for k in keys if k in self) for keys in ties for key in keys if key in self}
+        return StateDict({key: self[firsts.get(key, key)] for key in self}) if firsts else self
+
+    def load(self) -> StateDict:
+        """Itself."""
+        return self
+
+
+class LazyState(State):
+    """A read-only state: its keys and shapes are known at once; a tensor is read, or computed, at each access.
+
+    Give one to `Permutation.apply`, `align`, `interpolate` or `merge` in place of a state dict: what comes back is lazy too.
+
+    Args:
+        shapes: for each key a tensor on the meta device, which tells its shape and type.
+        read: from a key to its tensor.
+        device: where the tensors are when they have been read.
+
+    >>> ones = LazyState({"w": torch.empty(2, device="meta")}, lambda key: torch.ones(2))
+    >>> ones.map(lambda key, value: 2 * value)["w"]
+    tensor([2., 2.])
+    """
+
+    is_lazy = True
+
+    def __init__(self, shapes: Mapping[str, Tensor], read: Callable[[str], Tensor], device: torch.device | str = "cpu"):
+        self._shapes = dict(shapes)
+        self._device = torch.device(device)
+        self._read = read
+
+    @property
+    def shapes(self) -> Mapping[str, Tensor]:
+        """Tensors on the meta device."""
+        return self._shapes
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are when they have been read."""
+        return self._device
+
+    def __getitem__(self, key: str) -> Tensor:
+        if key not in self._shapes:
+            raise KeyError(key)
+        return self._read(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def __contains__(self, key: object) -> bool:  # Mapping's own would read the tensor
+        return key in self._shapes
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} tensors, {self.num_bytes / 1e6:.1f} MB)"
+
+    def map(self, function: Callable[[str, Tensor], Tensor]) -> LazyState:
+        """The same keys and shapes; `function` is applied to each tensor when it is read."""
+        return LazyState(self._shapes, lambda key: function(key, self[key]), self.device)
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> LazyState:
+        """Tensors are moved and converted when they are read."""
+        shapes = {key: v.to(dtype) if dtype and v.is_floating_point() else v for key, v in self._shapes.items()}
+        return LazyState(shapes, lambda key: self[key].to(device, shapes[key].dtype), device)
+
+    def tie(self, ties: Ties) -> LazyState:
+        """Itself: tensors that are read anew at each access have no identity."""
+        return self
+
+    def load(self) -> StateDict:
+        """All tensors at once."""
+        return StateDict(self.items())
+
+    def lazily(self) -> LazyState:
+        """Itself."""
+        return self
+
+
+def read_state(model: Model) -> State:
+    """The state of a module or of a mapping: detached, never copied. A lazy state is returned as it is.
+
+    Keys that view the same memory hold one tensor object, though ``state_dict()`` makes a view for each of them.
 
     Raises:
         TypeError: if it is neither.
     """
+    if isinstance(model, LazyState):
+        return model
+    return read_state_dict(model)
+
+
+def read_state_dict(model: Model) -> StateDict:
+    """`read_state` in memory: a lazy state is loaded."""
     if isinstance(model, nn.Module):
-        state = model.state_dict(keep_vars=True)
+        entries = model.state_dict(keep_vars=True)
     elif isinstance(model, Mapping):
-        state = model
+        entries = model
     else:
         raise TypeError(f"expected a torch.nn.Module or a state dict, got {type(model).__name__}")
-    detached: dict[int, Any] = {}
-    for value in state.values():
-        if id(value) not in detached:
-            detached[id(value)] = value.detach() if isinstance(value, Tensor) else value
-    return {key: detached[id(value)] for key, value in state.items()}
+    seen: dict[int, Any] = {}
+    by_memory: dict[Any, Any] = {}
+    for value in entries.values():
+        if id(value) not in seen:
+            seen[id(value)] = by_memory.setdefault(_identify(value), value.detach() if isinstance(value, Tensor) else value)
+    return StateDict({key: seen[id(value)] for key, value in entries.items()})
 
 
-def find_ties(model: nn.Module) -> tuple[tuple[str, ...], ...]:
-    """State keys that hold one and the same memory, as tuples in state-dict order.
+def _identify(value: Any) -> Any:
+    """Equal for tensors that are the same view of the same memory."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.numel() == 0:
+        return id(value)
+    return memory_id(value), value.storage_offset(), value.shape, value.stride(), value.dtype
+
+
+def find_ties(model: nn.Module) -> Ties:
+    """The state keys of a module that are one tensor, in the order of its state dict.
 
     Raises:
         ValueError: if two parameters share part of their memory without being the same: a permutation of one would
-            have to move the other, and no layout of ours says how.
+            have to move the other, and no layout says how.
     """
-    by_memory: dict[tuple[Any, ...], list[str]] = {}
+    state = read_state_dict(model)
     spans: dict[int, list[tuple[int, int, str]]] = {}
-    seen: dict[int, list[str]] = {}
-    for key, value in model.state_dict(keep_vars=True).items():
-        if not isinstance(value, Tensor) or value.numel() == 0:
-            continue
-        if id(value) in seen:
-            seen[id(value)].append(key)
-            continue
-        if value.is_meta:  # no memory to share
-            seen[id(value)] = by_memory.setdefault(("meta", id(value)), [])
-        else:
-            storage = value.untyped_storage().data_ptr()
-            identity = (storage, value.storage_offset(), value.shape, value.stride(), value.dtype)
-            if identity not in by_memory:
-                start = int(value.storage_offset()) * value.element_size()
-                extent = int(sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))) + 1
-                spans.setdefault(storage, []).append((start, start + extent * value.element_size(), key))
-            seen[id(value)] = by_memory.setdefault(identity, [])
-        seen[id(value)].append(key)
+    distinct = {id(value): (key, value) for key, value in reversed(list(state.shapes.items()))}
+    for key, value in distinct.values():
+        if value.layout == torch.strided and value.numel() and not value.is_meta:
+            start = int(value.storage_offset()) * value.element_size()
+            extent = int(sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))) + 1
+            spans.setdefault(memory_id(value), []).append((start, start + extent * value.element_size(), key))
     for intervals in spans.values():
-        intervals.sort()
-        for (_, end, first), (start, _, second) in itertools.pairwise(intervals):
+        for (_, end, first), (start, _, second) in itertools.pairwise(sorted(intervals)):
             if start < end:
                 raise ValueError(
                     f"{first!r} and {second!r} share part of their memory; give each its own tensor "
                     "(a view of another parameter should be taken in forward, not stored)"
                 )
-    return tuple(tuple(keys) for keys in by_memory.values() if len(keys) > 1)
+    return state.ties
 
 
 def check_ties(state: Mapping[str, Any], ties: Iterable[tuple[str, ...]]) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from onebasin.programs.frontends import read_program
 from onebasin.programs.graph import Call, Program, read_calls
-from onebasin.symmetries.structure import Symmetry
+from onebasin.symmetries import Symmetry
 from onebasin.symmetries.verification import verify_programs
 from onebasin.tensors.states import find_ties, read_state
 from onebasin.tracing.naming import build
@@ -40,9 +40,9 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True) -> Symm
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
     calls = read_calls(example_inputs)
-    state = {key: value for key, value in read_state(model).items() if isinstance(value, Tensor)}
     result, programs = trace_calls(model, calls, confirm=verify)
-    if verify and not any(value.is_meta for value in state.values()):
+    state = read_state(model)
+    if verify and state.device.type != "meta":
         verify_programs(result, programs, state)
     return result
 
@@ -56,5 +56,4 @@ def trace_calls(model: nn.Module, calls: Sequence[Call], confirm: bool = True) -
     walker = Walker(trace, RULES, pointwise, aliases, STATISTICS)
     for program in programs:
         walker.run(program)
-    state = {key: value for key, value in read_state(model).items() if isinstance(value, Tensor)}
-    return build(trace, model, state, ties), programs
+    return build(trace, model, read_state(model).shapes, ties), programs

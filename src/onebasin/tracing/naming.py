@@ -9,9 +9,9 @@ from functools import reduce
 
 from torch import Tensor, nn
 
+from onebasin.symmetries import Group, Pin, Site, Symmetry
 from onebasin.symmetries.layout import Factor, Layout, Product, Sum, Term
 from onebasin.symmetries.layout import names as names_in
-from onebasin.symmetries.structure import Group, Pin, Site, Symmetry
 from onebasin.tracing.axes.scopes import settle
 from onebasin.tracing.axes.terms import Atom, Cases, Unknown, leaves, parents_of, resolve
 from onebasin.tracing.axes.unification import join
@@ -51,6 +51,7 @@ def build(trace: Trace, model: nn.Module, state: Mapping[str, Tensor], ties: tup
         sites=_sites(trace, model, names, groups),
         num_hidden=hidden,
         num_free=movable,
+        is_traced=True,
     )
 
 

@@ -12,7 +12,7 @@ from onebasin.cli import curves, options, tasks
 from onebasin.cli.console import Output
 
 if TYPE_CHECKING:
-    from onebasin.landscape.paths import Path as Curve
+    from onebasin.landscape.paths import LinearPath as Curve
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -49,7 +49,7 @@ def barrier(
     json: options.Json = False,
 ) -> None:  # fmt: skip
     """Measure the loss on the line between two checkpoints: the curve, its barrier, the area under it."""
-    from onebasin.symmetries.permutation import Permutation
+    from onebasin.symmetries import Permutation
 
     output = Output(json)
     if data is None:

@@ -13,7 +13,7 @@ from onebasin.cli import options
 from onebasin.cli.console import Output
 
 if TYPE_CHECKING:
-    from onebasin.symmetries.structure import Symmetry
+    from onebasin.symmetries import Symmetry
 
 _SHOWN = 4
 
@@ -34,7 +34,7 @@ def inspect(
     """Show which units of a model can be permuted: groups, the axes they move, and why other axes cannot."""
     output = Output(json)
     if Path(model).is_file() and Path(model).name != "config.json":
-        from onebasin.symmetries.permutation import Permutation
+        from onebasin.symmetries import Permutation
 
         permutation = Permutation.load(model)
         symmetry = permutation.symmetry

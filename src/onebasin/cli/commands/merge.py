@@ -14,7 +14,7 @@ from onebasin.cli.console import Output
 
 if TYPE_CHECKING:
     from onebasin.checkpoints import Opened
-    from onebasin.symmetries.permutation import Permutation
+    from onebasin.symmetries import Permutation
 
 
 def merge(

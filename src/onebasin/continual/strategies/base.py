@@ -18,7 +18,7 @@ from onebasin.continual.samples import Feed, Samples, as_input
 from onebasin.continual.streams import Task
 from onebasin.continual.training import Loss, Losses, MakeOptimizer, sgd
 from onebasin.descent.cuda_graphs import run_steps
-from onebasin.landscape.repair import batch_norms, reset_statistics
+from onebasin.landscape.batch_norm import batch_norms, reset_statistics
 
 _NUM_NORM_BATCHES, _NORM_BATCH_SIZE = 20, 100
 

@@ -14,9 +14,8 @@ from onebasin.continual.strategies.base import Strategy
 from onebasin.continual.strategies.soft_midpoint import SoftMidpoint
 from onebasin.continual.training import Loss, MakeOptimizer, Training, Weighting, adam, check_weighting, sgd
 from onebasin.operator import sinkhorn
-from onebasin.relaxation.network import RebasinNet
-from onebasin.symmetries.permutation import Permutation
-from onebasin.symmetries.structure import Symmetry
+from onebasin.relaxation.rebasin_net import RebasinNet
+from onebasin.symmetries import Permutation, Symmetry
 
 Fusion = Literal["code", "paper"]
 _NUM_HARDENING_SAMPLES = 500

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from onebasin.relaxation.network import RebasinNet
-from onebasin.symmetries.gather import mix_all
+from onebasin.relaxation.mixing import mix_all
+from onebasin.relaxation.rebasin_net import RebasinNet
+from onebasin.symmetries import Permutation, Symmetry
 from onebasin.symmetries.layout import names
-from onebasin.symmetries.permutation import Permutation
-from onebasin.symmetries.structure import Symmetry
 from onebasin.torch_internals import add_all
 
 

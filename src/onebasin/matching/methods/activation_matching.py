@@ -8,61 +8,73 @@ inside an attention) are then matched by their weights.
 from __future__ import annotations
 
 import copy
+import itertools
 import string
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from onebasin.landscape.batches import run_batches
-from onebasin.matching.methods.weight_matching import polish
-from onebasin.matching.problem import Found, Problem
-from onebasin.matching.scores import blocks, find_tips, products, reduce_to
+from onebasin.matching.methods.base import Match, Method, check_option
+from onebasin.matching.methods.weight_matching import sweep
+from onebasin.matching.problem import Problem
+from onebasin.matching.scores import innermost_axes, member_blocks, products, reduce_to
 from onebasin.programs.graph import evaluation_mode
-from onebasin.relaxation.hardening import harden, plan_shape
-from onebasin.symmetries.structure import Site, Symmetry
+from onebasin.relaxation.hardening import harden
+from onebasin.relaxation.plans import plan_shape
+from onebasin.symmetries import Site, Symmetry
 
 
-def match_activations(problem: Problem, num_batches: int | None = None) -> Found:
+@dataclass(frozen=True)
+class ActivationMatching(Method):
     """Pair the units whose activations correlate most.
 
-    Args:
-        problem: what to match; its data gives the inputs.
+    Attributes:
         num_batches: read so many batches; all of them if None.
     """
-    if problem.model is None or problem.batches is None:
-        raise ValueError("activation matching looks at activations: it needs modules and data=")
-    symmetry = problem.symmetry
-    missing = [name for name in symmetry.groups if not symmetry.sites.get(name)]
-    sites = {site for found in symmetry.sites.values() for site in found}
-    statistics = {site: _Moments(symmetry, site) for site in sites}
-    networks = [copy.deepcopy(problem.model).to(problem.device, problem.dtype) for _ in range(2)]
-    for network, state in zip(networks, (problem.target, problem.source), strict=True):
-        network.load_state_dict(state)
-    count = 0
-    for number, batch in enumerate(problem.batches):
-        if num_batches is not None and number >= num_batches:
-            break
-        seen = [_record(network, sites, batch) for network in networks]
-        for site in sites:
-            statistics[site].add(*(found[site] for found in seen))
-        count += 1
-    scores = {name: torch.zeros(plan_shape(symmetry, g), dtype=torch.float64) for name, g in symmetry.groups.items()}
-    for moments in statistics.values():
-        for name, correlation in moments.correlations():
-            scores[name] += correlation
-    for name in missing:  # no module returns these units as they are: they are matched by their weights instead
-        scores[name] = torch.eye(symmetry.groups[name].size, dtype=torch.float64).expand(scores[name].shape)
-    permutation = harden(symmetry, scores)
-    if missing:
-        permutation = polish(problem, permutation, only=missing)
-    entry = {"batches": count, "sites": len(sites), "groups without a site": len(missing)}
-    problem.report(entry)
-    return Found(permutation, problem.cost(permutation), [entry], converged=True)
+
+    num_batches: int | None = None
+
+    name: ClassVar[str] = "activation-matching"
+    looks_at_activations: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_option("num_batches", self.num_batches, at_least=1)
+
+    def match(self, problem: Problem) -> Match:
+        """One pass over the data, then an assignment per group."""
+        assert problem.model is not None
+        assert problem.batches is not None
+        symmetry = problem.symmetry
+        missing = [name for name in symmetry.groups if not symmetry.sites.get(name)]
+        sites = {site for found in symmetry.sites.values() for site in found}
+        sums = {site: _CorrelationSums(symmetry, site) for site in sites}
+        networks = [copy.deepcopy(problem.model).to(problem.device, problem.dtype) for _ in range(2)]
+        for network, state in zip(networks, (problem.target, problem.source), strict=True):
+            network.load_state_dict(state.load())
+        count = 0
+        for batch in itertools.islice(problem.batches, self.num_batches):
+            seen = [_collect(network, sites, batch) for network in networks]
+            for site in sites:
+                sums[site].add(*(found[site] for found in seen))
+            count += 1
+        scores = {name: torch.zeros(plan_shape(symmetry, g), dtype=torch.float64) for name, g in symmetry.groups.items()}
+        for each in sums.values():
+            for name, correlation in each.correlations():
+                scores[name] += correlation
+        for name in missing:  # no module returns these units as they are: they are matched by their weights instead
+            scores[name] = torch.eye(symmetry.groups[name].size, dtype=torch.float64).expand(scores[name].shape)
+        permutation = harden(symmetry, scores)
+        problem.report({"batches": count, "sites": len(sites), "groups without a site": len(missing)})
+        if missing:
+            permutation, _ = sweep(problem, permutation, only=missing)
+        return Match(permutation, problem.cost(permutation), converged=True)
 
 
-def _record(network: nn.Module, sites: set[Site], batch: Any) -> dict[Site, Tensor]:
+def _collect(network: nn.Module, sites: set[Site], batch: Any) -> dict[Site, Tensor]:
     """Run one batch and return the activations at the sites."""
     wanted: dict[str, dict[int, Site]] = {}
     for site in sites:
@@ -90,7 +102,7 @@ def _record(network: nn.Module, sites: set[Site], batch: Any) -> dict[Site, Tens
     return found
 
 
-class _Moments:
+class _CorrelationSums:
     """Streaming sums at one site, in float64: for every group there, of x, y, their squares, and x y for all pairs."""
 
     def __init__(self, symmetry: Symmetry, site: Site):
@@ -100,16 +112,16 @@ class _Moments:
     def add(self, target: Tensor, source: Tensor) -> None:
         """Take in one batch of activations of both networks."""
         groups = self.symmetry.groups
-        found = blocks(list(self.site.layout), target.double(), source.double(), groups)
-        for number, (labels, homes, x, y) in enumerate(found):
-            for axis, chain in find_tips(groups, labels, homes).items():
+        for number, block in enumerate(member_blocks(self.site.layout, groups, target.double(), source.double())):
+            x, y = block.tensors
+            for axis, chain in innermost_axes(groups, block).items():
                 terms = [reduce_to(t, chain).cpu() for t in (x, y, x * x, y * y)]
-                terms.append(products(self.symmetry, x, y, chain, labels).cpu())
+                terms.append(products(self.symmetry, x, y, chain, block.labels).cpu())
                 count = x.numel() / terms[0].numel()
                 if (number, axis) in self.sums:
                     _, total, sums = self.sums[number, axis]
                     count, terms = count + total, [a + b for a, b in zip(sums, terms, strict=True)]
-                self.sums[number, axis] = (labels[axis] or "", count, terms)
+                self.sums[number, axis] = (block.labels[axis] or "", count, terms)
 
     def correlations(self) -> Iterator[tuple[str, Tensor]]:
         """For each group at the site, the correlation of every target unit with every source unit, shaped like a plan."""

@@ -4,48 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from onebasin.descent.adam import make_adam
 from onebasin.descent.cuda_graphs import CapturedStep
-from onebasin.matching.copies import find_copy
-from onebasin.matching.methods.weight_matching import polish as polish_permutation
-from onebasin.matching.problem import Found, Problem
+from onebasin.matching.methods.base import Match, Method, check_choice, check_option
+from onebasin.matching.problem import Problem
 from onebasin.operator.implicit import choose_backend
 from onebasin.relaxation.distance import SoftDistance
-from onebasin.relaxation.network import RebasinNet
-from onebasin.relaxation.objectives import WeightDistance
-from onebasin.symmetries.permutation import Permutation
+from onebasin.relaxation.plans import plan_shape
+from onebasin.relaxation.rebasin_net import SOLVER_STEPS, RebasinNet
+from onebasin.symmetries import Permutation, Symmetry
 
 
-def match_by_sinkhorn(
-    problem: Problem,
-    steps: int = 100,
-    lr: float = 0.2,
-    tau: float = 1.0,
-    final_tau: float | None = None,
-    num_iters: int = 20,
-    gradient: Literal["implicit", "unrolled"] = "implicit",
-    patience: int = 50,
-    check_every: int | None = None,
-    start: Literal["identity", "scaled", "random"] = "identity",
-    mass: float = 0.5,
-    noise: float = 0.0,
-    polish: bool | None = None,
-    first_look: bool = True,
-    logits: dict[str, torch.Tensor] | None = None,
-    solver_steps: int = 10,
-    capture: bool | None = None,
-) -> Found:
+@dataclass(frozen=True)
+class Sinkhorn(Method):
     """Minimise the objective over soft permutations by Adam, keep the best hard one seen on the way.
 
     Adam makes the step independent of the scale of the cost. What it must reach grows with the width: a logit of log(n) is
     needed for a plan of size n to hold half of its mass in one place. So the step of each group is lr log(n) / log(10).
 
-    Args:
-        problem: what to match.
+    Attributes:
         steps: the most steps to take.
         lr: step of Adam for a group of ten units.
         tau: temperature; with `final_tau` it falls geometrically to that.
@@ -58,74 +41,116 @@ def match_by_sinkhorn(
         start: logits at the "identity" as in the paper, "scaled" so that every plan holds `mass` on it, or "random".
         mass: see `start`.
         noise: standard deviation of the noise added to the start.
-        polish: finish with weight-matching sweeps if they lower the cost; by default without data only.
-        first_look: without data, first pair units by what no permutation of their neighbours changes, and end there if that
-            costs nothing, as it does for a copy. There is no descent then, and no logits.
-        logits: go on from these (the ``state_dict()`` of a `RebasinNet` of the same problem).
-        solver_steps: the most steps of the implicit gradient's solver. With ten, 17 of 18 pairs ended at the very
-            permutation that a full solution finds (`benchmarks.accuracy`).
+        logits: go on from these, the `logits` of an `Alignment` of the same problem, or the ``state_dict()`` of a
+            `RebasinNet`.
+        solver_steps: the most steps of the implicit gradient's solver; see `RebasinNet`.
         capture: on CUDA, record a step as a graph and replay it. By default done with the objectives of this package at a
             fixed tau in float32; an objective of your own must do the same at every call and never wait for the device.
     """
-    if capture and (problem.device.type != "cuda" or final_tau is not None):
-        raise ValueError("capture=True needs models on CUDA and a tau that stays as it is: final_tau must be None")
-    measures_distance = isinstance(problem.objective, WeightDistance) and problem.floor == 0 and problem.batches is None
-    copied = find_copy(problem) if first_look and logits is None and measures_distance else None
-    if copied is not None:  # equal parameters have no distance
-        entry = {"step": 0, "hard": 0.0, "best": 0.0}
-        problem.report(entry)
-        return Found(copied, 0.0, [entry], converged=True)
-    net = RebasinNet(
-        problem.source if problem.model is None else problem.model,
-        problem.symmetry,
-        tau,
-        num_iters,
-        init={"identity": None, "scaled": problem.symmetry.identity(), "random": "random"}[start],
-        noise=noise,
-        mass=mass,
-        gradient=gradient,
-        generator=torch.Generator().manual_seed(problem.seed),
-        solver_steps=solver_steps,
-    ).to(problem.device, problem.dtype)
-    if logits is not None:
-        net.load_state_dict(logits)
-    if capture is None:
-        capture = final_tau is None and _can_be_captured(problem, net)
-    take_step = CapturedStep(make_step(problem, net, lr), capture, problem.device)
-    search = _Search(problem)
-    stream = problem.stream()
-    every = check_every or (1 if problem.batches is None and max(map(int, net.logits), default=0) <= 128 else 5)
-    for step in range(steps if problem.symmetry.groups else 0):
-        if final_tau is not None:
-            net.tau = tau * (final_tau / tau) ** (step / max(steps - 1, 1))
-        problem.track("descent", step, steps)
-        cost = take_step(next(stream))
-        if (step + 1) % every == 0 or step == steps - 1:
-            search.look(net, step, float(cost))
-        if search.finished(step, patience):
-            break
-    if polish or (polish is None and problem.batches is None):
-        for candidate in search.candidates():
-            search.offer(polish_permutation(problem, candidate), what="polish")
-    converged = len(search.history) == 0 or search.history[-1]["step"] < steps - 1
-    return Found(search.best, search.cost, search.history, converged, net.state_dict())
+
+    steps: int = 100
+    lr: float = 0.2
+    tau: float = 1.0
+    final_tau: float | None = None
+    num_iters: int = 20
+    gradient: Literal["implicit", "unrolled"] = "implicit"
+    patience: int = 50
+    check_every: int | None = None
+    start: Literal["identity", "scaled", "random"] = "identity"
+    mass: float = 0.5
+    noise: float = 0.0
+    logits: dict[str, Tensor] | None = None
+    solver_steps: int = SOLVER_STEPS
+    capture: bool | None = None
+
+    name: ClassVar[str] = "sinkhorn"
+    is_polished: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_option("steps", self.steps, at_least=0)
+        check_option("patience", self.patience, at_least=0)
+        for name in ("num_iters", "solver_steps", "check_every"):
+            check_option(name, getattr(self, name), at_least=1)
+        for name in ("lr", "tau", "final_tau"):
+            check_option(name, getattr(self, name), above=0)
+        check_option("mass", self.mass, above=0, below=1)
+        check_option("noise", self.noise, at_least=0)
+        check_choice("start", self.start, "identity", "scaled", "random")
+        check_choice("gradient", self.gradient, "implicit", "unrolled")
+        if self.capture and self.final_tau is not None:
+            raise ValueError("capture=True needs a tau that stays as it is: final_tau must be None")
+
+    @property
+    def resumes(self) -> bool:
+        """Whether it goes on from given logits."""
+        return self.logits is not None
+
+    def check(self, problem: Problem) -> None:
+        """Refuse plans that cannot fit into memory."""
+        if self.capture and problem.device.type != "cuda":
+            raise ValueError(f"capture=True needs models on CUDA, these are on {problem.device}")
+        needed, available = plan_memory(problem.symmetry, problem.dtype), available_memory(problem.device)
+        if available is not None and needed > available:
+            raise ValueError(
+                f"the plans need about {needed / 2**30:.1f} GiB, {available / 2**30:.1f} GiB are free: "
+                "use method='weight-matching', or choose fewer groups="
+            )
+
+    def match(self, problem: Problem) -> Match:
+        """Descend from the start that the options name."""
+        net = self._make_net(problem)
+        capture = self._can_be_captured(problem, net) if self.capture is None else self.capture
+        take_step = CapturedStep(make_step(problem, net, self.lr), capture, problem.device)
+        search = _Search(problem)
+        stream = problem.stream()
+        small = not problem.objective.uses_data and max(map(int, net.logits), default=0) <= 128
+        check_every = self.check_every or (1 if small else 5)
+        step = -1
+        for step in range(self.steps if problem.symmetry.groups else 0):
+            if self.final_tau is not None:
+                net.tau = self.tau * (self.final_tau / self.tau) ** (step / max(self.steps - 1, 1))
+            problem.progress("descent", step, self.steps)
+            cost = take_step(next(stream))
+            if (step + 1) % check_every == 0 or step == self.steps - 1:
+                search.look(net, step, float(cost))
+            if search.is_finished(step, self.patience):
+                break
+        converged = self.steps == 0 or step < self.steps - 1
+        return Match(search.best, search.cost, converged, search.alternatives(), net.state_dict())
+
+    def _make_net(self, problem: Problem) -> RebasinNet:
+        identity = problem.symmetry.identity()
+        starts: dict[str, Any] = {"identity": None, "scaled": identity, "random": "random"}
+        net = RebasinNet(
+            problem.source if problem.model is None else problem.model,
+            problem.symmetry,
+            self.tau,
+            self.num_iters,
+            init=starts[self.start],
+            noise=self.noise,
+            mass=self.mass,
+            gradient=self.gradient,
+            generator=torch.Generator().manual_seed(problem.seed),
+            solver_steps=self.solver_steps,
+        ).to(problem.device, problem.dtype)
+        if self.logits is not None:
+            net.load_state_dict(self.logits)
+        return net
+
+    def _can_be_captured(self, problem: Problem, net: RebasinNet) -> bool:
+        """Whether a step is known to run without the host: in plain PyTorch the operator reads values back as it goes."""
+        on_triton = all(choose_backend(logits) == "triton" for logits in net.parameters())
+        return self.final_tau is None and problem.objective.can_be_captured and on_triton
 
 
-def _can_be_captured(problem: Problem, net: RebasinNet) -> bool:
-    """Whether a step is known to run without the host: in plain PyTorch the operator reads values back as it goes."""
-    return getattr(problem.objective, "can_be_captured", False) and all(
-        choose_backend(logits) == "triton" for logits in net.parameters()
-    )
-
-
-def make_step(problem: Problem, net: RebasinNet, lr: float) -> Callable[[Any], torch.Tensor]:
+def make_step(problem: Problem, net: RebasinNet, lr: float) -> Callable[[Any], Tensor]:
     """A step of Adam on the logits for a batch; it returns the cost before it."""
     on_cuda = problem.device.type == "cuda"
     optimizer = make_adam(list(net.logits.values()), [lr * max(math.log10(int(n)), 1.0) for n in net.logits])
     distance = find_distance(problem, net)
     check = not on_cuda  # a check of the plans waits for the device; there the next look finds what is wrong
 
-    def differentiate(batch: Any) -> torch.Tensor:
+    def differentiate(batch: Any) -> Tensor:
         if distance is None:
             cost = problem.objective(net(problem.source, net.plans(check)), problem.target, batch)
             cost.backward()
@@ -136,7 +161,7 @@ def make_step(problem: Problem, net: RebasinNet, lr: float) -> Callable[[Any], t
         torch.autograd.backward(list(plans.values()), list(gradients.values()))
         return cost
 
-    def step(batch: Any) -> torch.Tensor:
+    def step(batch: Any) -> Tensor:
         optimizer.zero_grad()
         cost = differentiate(batch)  # a function of its own: the plans are gone when Adam makes its moments
         optimizer.step()
@@ -147,11 +172,27 @@ def make_step(problem: Problem, net: RebasinNet, lr: float) -> Callable[[Any], t
 
 def find_distance(problem: Problem, net: RebasinNet) -> SoftDistance | None:
     """The objective as a function of the plans, if it is a distance of parameters alone and that is worth it."""
-    objective = problem.objective
-    if not isinstance(objective, WeightDistance) or objective.keys is None or not {*objective.keys} <= {*problem.keys}:
+    distance = problem.objective.of_plans(problem.source, problem.target, net.symmetry)
+    if distance is None or not distance.takes_any_alone or not distance.keys <= set(problem.keys):
         return None
-    distance = objective.of_plans(problem.source, problem.target, net.symmetry)
-    return distance if distance is not None and distance.takes_any_alone else None
+    return distance
+
+
+def plan_memory(symmetry: Symmetry, dtype: torch.dtype) -> int:
+    """Bytes of a descent: logits, gradient and two moments of Adam, and four matrices of work for the operator."""
+    return 8 * dtype.itemsize * sum(math.prod(plan_shape(symmetry, group)) for group in symmetry.groups.values())
+
+
+def available_memory(device: torch.device) -> int | None:
+    """Bytes that are free; None if that is not known."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return None
 
 
 class _Search:
@@ -159,12 +200,10 @@ class _Search:
 
     def __init__(self, problem: Problem):
         self.problem = problem
-        self.best = problem.symmetry.identity()
+        self.best = self.last = problem.symmetry.identity()
         self.cost = problem.cost(self.best)
-        self.last = self.best
         self.seen: tuple[list[Permutation], list[float]] = ([], [])
         self.last_gain = -1
-        self.history: list[dict[str, Any]] = []
 
     def look(self, net: RebasinNet, step: int, soft: float) -> None:
         candidates = net.candidates()
@@ -172,23 +211,13 @@ class _Search:
             self.seen = candidates, [self.problem.cost(c) for c in candidates]
         cost = min(self.seen[1])
         self.last = candidates[self.seen[1].index(cost)]
-        entry = {"step": step, "soft": soft, "hard": cost, "gap": cost - soft, "best": min(cost, self.cost)}
-        self.history.append(entry)
-        self.problem.report(entry)
+        self.problem.report({"step": step, "soft": soft, "hard": cost, "gap": cost - soft, "best": min(cost, self.cost)})
         if cost < self.cost:
             self.best, self.cost, self.last_gain = self.last, cost, step
 
-    def candidates(self) -> list[Permutation]:
-        """What is worth polishing: the best, and where the descent ended, which may lie in a better basin."""
-        if self.cost <= self.problem.floor:
-            return []
-        return [self.best] if self.last == self.best else [self.best, self.last]
+    def alternatives(self) -> tuple[Permutation, ...]:
+        """Where the descent ended, which may lie in a better basin than the best permutation."""
+        return () if self.last == self.best else (self.last,)
 
-    def offer(self, permutation: Permutation, what: str) -> None:
-        cost = self.problem.cost(permutation)
-        if cost < self.cost:
-            self.best, self.cost = permutation, cost
-        self.history.append({"step": self.history[-1]["step"] if self.history else 0, what: cost, "best": self.cost})
-
-    def finished(self, step: int, patience: int) -> bool:
-        return self.cost <= self.problem.floor or step - self.last_gain > patience
+    def is_finished(self, step: int, patience: int) -> bool:
+        return self.cost <= self.problem.objective.floor or step - self.last_gain > patience

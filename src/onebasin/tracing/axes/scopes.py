@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import reduce
 
+from onebasin.symmetries import Pin
 from onebasin.symmetries.layout import Product, Sum
-from onebasin.symmetries.structure import Pin
 from onebasin.tracing.axes.terms import (
     Atom,
     Axes,

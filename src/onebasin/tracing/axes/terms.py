@@ -16,8 +16,8 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from onebasin.symmetries import Pin
 from onebasin.symmetries.layout import Product, Sum
-from onebasin.symmetries.structure import Pin
 
 _births = itertools.count()
 

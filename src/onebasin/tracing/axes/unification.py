@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import reduce
 
+from onebasin.symmetries import Pin
 from onebasin.symmetries.layout import Product, Sum
-from onebasin.symmetries.structure import Pin
 from onebasin.tracing.axes.terms import (
     ONE,
     Atom,

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 import onebasin as ob
 from onebasin.datasets import digits
+from onebasin.landscape.batch_norm import reset_batch_norm
+from onebasin.landscape.calibration import Moments, repair
 from onebasin.landscape.paths import linear_path
-from onebasin.landscape.repair import Moments, repair, reset_batch_norm
 from onebasin.tensors.interpolation import interpolate
 
 
@@ -357,10 +358,10 @@ def test_a_symmetry_written_by_hand_will_do():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"weights": [1.0]}, "2 endpoints and 1 weights"),
+        ({"weights": [1.0]}, "2 models and 1 weights"),
         ({"weights": [0.5, 0.6]}, "sum to one"),
         ({"weights": [-0.5, 1.5]}, "not be negative"),
-        ({"weights": [float("nan"), 1.0]}, "not be negative"),
+        ({"weights": [float("nan"), 1.0]}, "finite"),
     ],
 )
 def test_weights_are_checked(options, message):

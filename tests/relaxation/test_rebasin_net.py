@@ -6,7 +6,8 @@ from networks import CASES
 from torch import nn
 
 import onebasin as ob
-from onebasin.relaxation.hardening import harden, plan_shape, trees
+from onebasin.relaxation.hardening import harden, joint_groups
+from onebasin.relaxation.plans import plan_shape
 from onebasin.tensors.states import read_state
 
 NESTED = ["mlp tanh", "attention by hand", "grouped conv", "tied embedding", "batch norm 2d", "experts by bmm"]
@@ -107,7 +108,7 @@ def test_hardening_is_exact_on_nested_groups():
 
     state = {"w": torch.zeros(6, 1), "b": torch.zeros(2)}
     symmetry = ob.Symmetry.from_axes({"w": "(h d) i", "b": "h"}, ["h", "d[h]"], state)
-    assert [[g.name for g in tree] for tree in trees(symmetry)] == [["h", "d"]]
+    assert [[g.name for g in tree] for tree in joint_groups(symmetry)] == [["h", "d"]]
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
         scores = {"h": torch.randn(2, 2, generator=generator), "d": torch.randn(2, 2, 3, 3, generator=generator)}

@@ -1,78 +1,26 @@
-"""Statistics of activations, put right after weights were mixed: batch norm's, and every unit's (REPAIR)."""
+"""The statistics of hidden units, put right after weights were mixed (REPAIR)."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from onebasin.landscape.batches import Enough, check_rereadable, copy_model, run_batches
+from onebasin.landscape.batch_norm import batch_norms, estimating
+from onebasin.landscape.batches import StopForward, check_data, copy_model, run_batches
+from onebasin.symmetries import Symmetry
 from onebasin.symmetries.layout import names
-from onebasin.symmetries.structure import Symmetry
-from onebasin.tensors.interpolation import read_alike
-from onebasin.tensors.states import State, read_state
+from onebasin.tensors.interpolation import check_weights, read_alike
+from onebasin.tensors.states import Model, StateDict, read_state_dict
 from onebasin.torch_internals import BatchNorm, Convolution
 
-# The plain layers: y = W x + b along the first axis of W. A subclass that computes something else is left alone.
+# Layers that compute y = W x + b along the first axis of W. A subclass that computes something else is left alone.
 _PLAIN = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)
-
-
-# ----------------------------------------------------------------------------------------------------------- batch norm
-
-
-def batch_norms(model: nn.Module) -> dict[str, BatchNorm]:
-    """The batch norms that keep statistics, by path."""
-    found = {path: module for path, module in model.named_modules() if isinstance(module, BatchNorm)}
-    return {path: module for path, module in found.items() if module.running_mean is not None}
-
-
-def reset_batch_norm(model: nn.Module, data: Iterable[Any]) -> State:
-    """Estimate the statistics of batch norms anew: the average over the batches, each batch counting the same.
-
-    Everything but batch norm runs in eval mode, so dropout adds no noise. A model without batch norm comes back as it is.
-
-    Args:
-        model: left untouched, its statistics and modes too.
-        data: batches, each inputs or a pair (inputs, target).
-
-    Returns:
-        A new state.
-    """
-    ours = copy_model(model)
-    reset_statistics(ours, data)
-    return read_state(ours)
-
-
-def reset_statistics(model: nn.Module, data: Iterable[Any]) -> None:
-    """`reset_batch_norm` in place, on a model of ours that is in eval mode."""
-    norms = batch_norms(model)
-    if norms:
-        with _estimating(norms.values()):
-            run_batches(model, data)
-
-
-@contextlib.contextmanager
-def _estimating(norms: Iterable[BatchNorm]) -> Iterator[None]:
-    """Within, batch norms use each batch's statistics and average them, from scratch."""
-    before = [(norm, norm.momentum) for norm in norms]
-    for norm, _ in before:
-        norm.reset_running_stats()
-        norm.momentum = None  # torch's way to say: a plain average
-        norm.train()
-    try:
-        yield
-    finally:
-        for norm, momentum in before:
-            norm.momentum = momentum
-            norm.eval()
-
-
-# --------------------------------------------------------------------------------------------------------------- REPAIR
 
 
 class Statistics(NamedTuple):
@@ -118,7 +66,7 @@ class Repair:
             standard deviation of its layer.
     """
 
-    state: State
+    state: StateDict
     repaired: tuple[str, ...]
     norms: tuple[str, ...]
     skipped: Mapping[str, str]
@@ -127,7 +75,7 @@ class Repair:
 
 def repair(
     model: nn.Module,
-    endpoints: Sequence[nn.Module | Mapping[str, Any]],
+    endpoints: Sequence[Model],
     data: Iterable[Any],
     symmetry: Symmetry,
     weights: Sequence[float] | None = None,
@@ -156,8 +104,12 @@ def repair(
     Raises:
         ValueError: if nothing can be repaired, saying why.
     """
-    weights = _check_weights(weights, len(endpoints))
-    check_rereadable(data)
+    if not endpoints:
+        raise ValueError("there are no endpoints: give the networks that the model was mixed from")
+    weights = check_weights(weights, len(endpoints))
+    if min(weights) < 0 or not math.isclose(sum(weights), 1, abs_tol=1e-6):
+        raise ValueError(f"weights must not be negative and must sum to one, got {weights}")
+    data = check_data(data)
     mixed, *states = read_alike([model, *endpoints])
     symmetry = symmetry.bind(model)
     ours = copy_model(model)
@@ -170,30 +122,18 @@ def repair(
     if axes:
         found = []
         for state in states:
-            ours.load_state_dict(state)
+            ours.load_state_dict(state.load())
             found.append(_measure(ours, axes, data))
         goals = {path: _average([f[path] for f in found], weights) for path in axes}
-    ours.load_state_dict(mixed)
+    ours.load_state_dict(mixed.load())
     mismatch = _match(ours, norms, axes, goals, data, tolerance)
-    return Repair(read_state(ours), tuple(axes), tuple(norms), skipped, mismatch)
-
-
-def _check_weights(weights: Sequence[float] | None, num_endpoints: int) -> list[float]:
-    if not num_endpoints:
-        raise ValueError("there are no endpoints: give the networks that the model was mixed from")
-    if weights is None:
-        return [1 / num_endpoints] * num_endpoints
-    if len(weights) != num_endpoints:
-        raise ValueError(f"there are {num_endpoints} endpoints and {len(weights)} weights; give one weight for each")
-    if not all(weight >= 0 for weight in weights) or not math.isclose(sum(weights), 1, abs_tol=1e-6):
-        raise ValueError(f"weights must not be negative and must sum to one, got {list(weights)}")
-    return list(weights)
+    return Repair(read_state_dict(ours), tuple(axes), tuple(norms), skipped, mismatch)
 
 
 def _find_layers(model: nn.Module, symmetry: Symmetry, data: Iterable[Any]) -> tuple[dict[str, int], dict[str, str]]:
     """The layers to repair with the axis of their units (from the right), and those that cannot be, with the reason."""
     layers = {p: m for p, m in model.named_modules() if isinstance(m, nn.Linear | Convolution) and _makes_units(p, symmetry)}
-    num_calls, normalised = _watch(model, layers, data)
+    num_calls, normalised = _observe_calls(model, layers, data)
     axes: dict[str, int] = {}
     skipped: dict[str, str] = {}
     for path in dict.fromkeys([*num_calls, *layers]):
@@ -230,8 +170,10 @@ def _find_obstacle(path: str, layer: nn.Module, symmetry: Symmetry) -> str | Non
     return None
 
 
-def _watch(model: nn.Module, layers: Mapping[str, nn.Module], data: Iterable[Any]) -> tuple[dict[str, int], set[str]]:
-    """On one batch: how often layers are called, in that order, and which hand their output straight to a batch norm."""
+def _observe_calls(
+    model: nn.Module, layers: Mapping[str, nn.Module], data: Iterable[Any]
+) -> tuple[dict[str, int], set[str]]:
+    """On one batch: how often each layer is called, in that order, and which outputs go straight into a batch norm."""
     num_calls: dict[str, int] = {}
     outputs: dict[str, Any] = {}
     normalised: set[str] = set()
@@ -273,7 +215,7 @@ def _measure(
         units = output.movedim(axes[path], -1)
         batch = moments[path].add(units.reshape(-1, units.shape[-1]))
         if path == last:
-            raise Enough
+            raise StopForward
         if goals is None:
             return None
         scale, shift = _correction(batch, goals[path])
@@ -326,7 +268,7 @@ def _match(
                 layers[path].bias.copy_(bias * scale + shift)
 
     def measure(some: Mapping[str, int], **options: Any) -> dict[str, Statistics]:
-        with _estimating(norms.values()):
+        with estimating(norms.values()):
             return _measure(model, some, data, **options)
 
     fold(measure(axes, goals=goals))

@@ -1,0 +1,54 @@
+"""Moving the state of an optimiser along with the parameters that it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from onebasin.symmetries.layout import Layout
+
+
+def move_optimizer_state(
+    saved: Mapping[str, Any],
+    names: Sequence[str],
+    layouts: Mapping[str, Layout],
+    move: Callable[[Tensor, Layout], Tensor],
+) -> dict[str, Any]:
+    """The state dict of an optimiser with every moment moved as its parameter is; nothing is shared with `saved`.
+
+    Args:
+        saved: as ``optimizer.state_dict()`` gives it.
+        names: of the parameters, in the order in which the optimiser has them.
+        layouts: of the model's tensors, by name.
+        move: moves one tensor of a given layout.
+
+    Raises:
+        ValueError: if a name is not known, or a state has another shape than its parameter: factored states cannot be
+            permuted.
+    """
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    moved: dict[Any, dict[str, Any]] = {}
+    for number, name in zip(numbers, names, strict=True):
+        if name not in layouts:
+            raise ValueError(f"the permutation does not know the optimiser's parameter {name!r}")
+        entries = saved["state"].get(number, {})
+        if entries:
+            moved[number] = {what: _move(f"{what!r} of {name!r}", v, layouts[name], move) for what, v in entries.items()}
+    return {**saved, "state": moved}
+
+
+def _move(what: str, value: Any, layout: Layout, move: Callable[[Tensor, Layout], Tensor]) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    if value.dim() == 0:
+        return value.clone()  # load_state_dict would share it, and both optimisers would count its steps
+    expected = tuple(term.size for term in layout)
+    if tuple(value.shape) != expected:
+        raise ValueError(
+            f"the optimiser's {what} has shape {tuple(value.shape)}, the parameter has {expected}: "
+            "factored states cannot be permuted"
+        )
+    moved = move(value, layout)
+    return value.clone() if moved is value else moved

@@ -1,0 +1,76 @@
+"""Do states fit together, and are their values finite?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onebasin.tensors.states import State
+
+
+def check_alike(first: State, other: State, first_name: str, other_name: str) -> None:
+    """Refuse states of different architectures.
+
+    Args:
+        first: a state.
+        other: another one.
+        first_name: what messages call the first.
+        other_name: what they call the other.
+
+    Raises:
+        ValueError: naming the first key, shape or kind of type that differs.
+    """
+    for present, absent, names in ((first, other, (other_name, first_name)), (other, first, (first_name, other_name))):
+        for key in present:
+            if key not in absent:
+                raise ValueError(f"{names[0]} has no {key!r}, which {names[1]} has: they are different architectures")
+    theirs = other.shapes
+    for key, value in first.shapes.items():
+        if key not in theirs:
+            raise ValueError(f"{key!r} is a tensor in {first_name} and a {type(other[key]).__name__} in {other_name}")
+        if value.shape != theirs[key].shape:
+            shapes = f"{tuple(value.shape)} in {first_name} and {tuple(theirs[key].shape)} in {other_name}"
+            raise ValueError(f"{key!r} has shape {shapes}: they are different architectures")
+        if is_mixed(value) != is_mixed(theirs[key]):
+            raise ValueError(f"{key!r} is {value.dtype} in {first_name} and {theirs[key].dtype} in {other_name}")
+
+
+def is_mixed(value: Any) -> bool:
+    """Whether a weighted sum is taken of such values: tensors of numbers with fractions."""
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def check_finite(states: Mapping[str, State]) -> None:
+    """Refuse states that hold NaN or infinity, or that have no values at all.
+
+    Args:
+        states: by what messages call them.
+
+    Raises:
+        ValueError: naming the first such tensor.
+    """
+    sums: list[tuple[str, str, Tensor]] = []
+    for name, state in states.items():
+        for key, shape in state.shapes.items():
+            if shape.is_floating_point():
+                value = state[key]
+                if value.is_meta:
+                    raise ValueError(f"{name} is on the meta device: it has no values")
+                sums.append((name, key, (value.float() if value.itemsize < 2 else value).sum()))
+    if _are_finite([total for _, _, total in sums]):
+        return
+    # What is not finite shows in the sum. The converse fails where a sum of large numbers overflows: look at each then.
+    for name, key, total in sums:
+        if not total.isfinite() and not states[name][key].isfinite().all():
+            raise ValueError(f"{key!r} of {name} holds NaN or infinity")
+
+
+def _are_finite(numbers: Sequence[Tensor]) -> bool:
+    """One look per device and type: on a GPU each look waits for the device."""
+    alike: dict[Any, list[Tensor]] = {}
+    for number in numbers:
+        alike.setdefault((number.device, number.dtype), []).append(number)
+    return all(bool(torch.stack(some).isfinite().all()) for some in alike.values())

@@ -1,0 +1,26 @@
+"""The table of methods, and their options as dataclasses."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+from torch import nn
+
+import onebasin as ob
+from onebasin.matching.methods import METHODS, MethodOptions, make_method
+
+
+def test_keyword_options_are_those_of_the_methods():
+    declared = {field.name: field.type for method in METHODS.values() for field in fields(method)}
+    assert MethodOptions.__annotations__.keys() == declared.keys()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_name_and_an_instance_are_the_same(name):
+    assert make_method(name, {}) == METHODS[name]()
+    torch.manual_seed(0)
+    a, b = (nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)) for _ in range(2))
+    data = [(torch.randn(16, 3), None)]
+    named, given = (ob.align(b, to=a, data=data, method=method) for method in (name, METHODS[name]()))
+    assert named.permutation == given.permutation
+    assert named.method == given.method == name

@@ -1,0 +1,36 @@
+"""One gather moves a tensor as advanced indexing does, by every path of it."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onebasin.symmetries import gather as module
+from onebasin.symmetries.gather import gather
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())
+@settings(max_examples=60, deadline=None)
+def test_axes_move_independently(shape, data):
+    tensor = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    moved = [data.draw(st.booleans()) for _ in shape]
+    indices = tuple(torch.randperm(n) if m else None for n, m in zip(shape, moved, strict=True))
+    mesh = torch.meshgrid(*(torch.arange(n) if i is None else i for n, i in zip(shape, indices, strict=True)), indexing="ij")
+    assert torch.equal(gather(tensor, indices), tensor[mesh])
+
+
+@pytest.mark.parametrize("tile_bytes", [64, 1 << 19])
+@pytest.mark.parametrize("thread_bytes", [256, 1 << 21])
+def test_tiles_and_threads(tile_bytes, thread_bytes, monkeypatch):
+    monkeypatch.setattr(module, "_TILE_BYTES", tile_bytes)
+    monkeypatch.setattr(module, "_THREAD_BYTES", thread_bytes)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    tensor = torch.randn(37, 41)
+    rows, columns = torch.randperm(37), torch.randperm(41)
+    assert torch.equal(gather(tensor, (rows, columns)), tensor[rows][:, columns])
+
+
+def test_what_does_not_move_is_not_copied():
+    tensor = torch.randn(3, 4)
+    assert gather(tensor, (None, None)) is tensor
+    assert gather(tensor.to("meta"), (torch.randperm(3), None)).shape == (3, 4)

@@ -1,0 +1,85 @@
+"""Files appear whole, or not at all."""
+
+import os
+import stat
+import threading
+
+import pytest
+import torch
+
+from onebasin.tensors.files import (
+    check_writable,
+    load_tensors,
+    save_tensors,
+    write_atomically,
+    write_folder_atomically,
+)
+
+
+def fail(path):
+    if path.is_dir():
+        (path / "half").write_text("half")
+    else:
+        path.write_text("half")
+    raise RuntimeError("stopped")
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path):
+    file, folder = tmp_path / "file", tmp_path / "folder"
+    file.write_text("whole")
+    folder.mkdir()
+    (folder / "inside").write_text("whole")
+    with pytest.raises(RuntimeError, match="stopped"):
+        write_atomically(file, fail)
+    with pytest.raises(RuntimeError, match="stopped"):
+        write_folder_atomically(folder, fail, force=True)
+    assert file.read_text() == (folder / "inside").read_text() == "whole"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_a_folder_takes_the_place_of_another(tmp_path):
+    folder = tmp_path / "folder"
+    for text in ("first", "second"):
+        write_folder_atomically(folder, lambda path, text=text: (path / text).write_text(text), force=True)
+    assert [path.name for path in folder.iterdir()] == ["second"]
+
+
+def test_permissions_are_those_of_ordinary_files(tmp_path):
+    (tmp_path / "ordinary").write_text("")
+    (tmp_path / "folder").mkdir()
+    write_atomically(tmp_path / "ours", lambda path: path.write_text("") and None)
+    write_folder_atomically(tmp_path / "our folder", lambda path: None)
+    for ordinary, ours in (("ordinary", "ours"), ("folder", "our folder")):
+        modes = [stat.S_IMODE(os.stat(tmp_path / name).st_mode) for name in (ordinary, ours)]
+        assert modes[0] == modes[1]
+
+
+def test_threads_write_side_by_side(tmp_path):
+    threads = [
+        threading.Thread(target=save_tensors, args=(tmp_path / f"{n % 2}", {"w": torch.full((4,), n)}, {"n": n}))
+        for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for name in ("0", "1"):
+        tensors, header = load_tensors(tmp_path / name)
+        assert tensors["w"].tolist() == [header["n"]] * 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
+def test_refusals(tmp_path):
+    (tmp_path / "file").write_text("")
+    for target, options, message in (
+        (tmp_path / "file", {}, "exists already"),
+        (tmp_path / "file", {"folder": True}, "is a file; give the name of a folder"),
+        (tmp_path, {}, "is a folder; give the name of a file"),
+        (tmp_path / "none" / "file", {}, "does not exist"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_writable(target, **options)
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        load_tensors(tmp_path / "missing")
+    with pytest.raises(ValueError, match="is not a safetensors file"):
+        load_tensors(tmp_path / "file")
