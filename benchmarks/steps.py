@@ -33,7 +33,7 @@ from benchmarks import measuring
 from benchmarks.measuring import Record, append, attempt, measure_bytes, run_sizes, say, time_call
 from onebasin.descent.adam import make_adam
 from onebasin.descent.cuda_graphs import NUM_WARMUP, CapturedStep
-from onebasin.matching.methods.sinkhorn import make_step
+from onebasin.matching.methods.sinkhorn import make_optimizer, make_step
 from onebasin.matching.problem import Problem
 from onebasin.tensors.states import read_state
 
@@ -102,7 +102,8 @@ def our_step(model: nn.Module, to: nn.Module, symmetry: ob.Symmetry, kind: str) 
     source, target = read_state(model), read_state(to)
     problem = Problem(symmetry, source, target, tuple(source), objective.bind(to), model=to)
     net = make_net(model, symmetry, 0.5 if kind == LIGHT else 1.0)
-    return make_step(problem, net.to(problem.device), lr=0.01)
+    net = net.to(problem.device)
+    return make_step(problem, net, make_optimizer(net, lr=0.01))
 
 
 def our_parts(model: nn.Module, to: nn.Module, symmetry: ob.Symmetry, device: str) -> dict[str, Run]:

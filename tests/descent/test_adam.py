@@ -73,3 +73,25 @@ def test_on_cuda_it_is_the_kernel_and_can_be_captured():
         expected.step()
     for p, q in zip(params, copies, strict=True):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-5)
+
+
+def test_moments_can_be_taken_out_and_put_back():
+    torch.manual_seed(0)
+    start, gradients = torch.randn(4, 4), torch.randn(6, 4, 4)
+
+    def descend(param, optimizer, chosen):
+        for gradient in chosen:
+            param.grad = gradient.clone()
+            optimizer.step()
+        return param
+
+    whole = torch.nn.Parameter(start.clone())
+    descend(whole, make_adam([whole], [0.1]), gradients)
+    first = torch.nn.Parameter(start.clone())
+    optimizer = make_adam([first], [0.1])
+    assert optimizer.moments() == {}
+    descend(first, optimizer, gradients[:3])
+    second = torch.nn.Parameter(first.detach().clone())
+    following = make_adam([second], [0.1])
+    following.load_moments(optimizer.moments())
+    assert torch.equal(descend(second, following, gradients[3:]), whole)

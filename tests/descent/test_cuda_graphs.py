@@ -11,7 +11,7 @@ from torch import nn
 import onebasin as ob
 from onebasin.descent import cuda_graphs
 from onebasin.descent.cuda_graphs import NUM_WARMUP, CapturedStep, run_steps
-from onebasin.matching.methods.sinkhorn import make_step
+from onebasin.matching.methods.sinkhorn import make_optimizer, make_step
 
 CPU = torch.device("cpu")
 
@@ -253,7 +253,8 @@ def test_a_captured_random_point_is_drawn_anew():
     from onebasin.matching.problem import Problem
 
     problem = Problem(symmetry, states[0], states[1], tuple(states[0]), objective, model=a)
-    step = CapturedStep(make_step(problem, ob.RebasinNet(b, symmetry), 1e-9), True, torch.device("cuda"))
+    net = ob.RebasinNet(b, symmetry)
+    step = CapturedStep(make_step(problem, net, make_optimizer(net, 1e-9)), True, torch.device("cuda"))
     for _ in range(NUM_WARMUP + 20):
         seen.append(round(float(step(batch)), 4))
     assert step.is_captured

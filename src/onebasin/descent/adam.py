@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -23,6 +23,13 @@ class Optimizer(Protocol):
     def step(self) -> object:
         """Update the parameters that have a gradient."""
 
+    def moments(self) -> dict[str, Tensor]:
+        """The number of steps taken, and both moments of every parameter, as copies; empty before the first step."""
+        ...
+
+    def load_moments(self, moments: Mapping[str, Tensor]) -> None:
+        """Go on from what `moments` gave."""
+
 
 def make_adam(params: Sequence[Tensor], rates: Sequence[float]) -> Optimizer:
     """The fastest Adam for these tensors, with a learning rate for each; a CUDA graph can capture its step."""
@@ -32,7 +39,35 @@ def make_adam(params: Sequence[Tensor], rates: Sequence[float]) -> Optimizer:
     ):
         return TritonAdam(params, rates)
     groups = [{"params": [p], "lr": rate} for p, rate in zip(params, rates, strict=True)]
-    return torch.optim.Adam(groups, fused=device.type in ("cpu", "cuda"), capturable=device.type == "cuda")
+    return TorchAdam(groups, fused=device.type in ("cpu", "cuda"), capturable=device.type == "cuda")
+
+
+class TorchAdam(torch.optim.Adam):
+    """PyTorch's Adam, whose moments can be taken out and put back."""
+
+    def moments(self) -> dict[str, Tensor]:
+        """See `Optimizer`."""
+        result: dict[str, Tensor] = {}
+        for number, p in enumerate(self._parameters()):
+            if p in self.state:
+                entries = self.state[p]
+                result["num_steps"] = entries["step"].clone()
+                result[f"mean.{number}"], result[f"square.{number}"] = (
+                    entries["exp_avg"].clone(),
+                    entries["exp_avg_sq"].clone(),
+                )
+        return result
+
+    def load_moments(self, moments: Mapping[str, Tensor]) -> None:
+        """See `Optimizer`."""
+        for number, p in enumerate(self._parameters()):
+            if f"mean.{number}" in moments:
+                mean, square = (moments[f"{name}.{number}"].to(p).clone() for name in ("mean", "square"))
+                num_steps = moments["num_steps"].to(p.device, torch.float32).clone()
+                self.state[p] = {"step": num_steps, "exp_avg": mean, "exp_avg_sq": square}
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
 
 
 class TritonAdam:
@@ -62,3 +97,17 @@ class TritonAdam:
             if p.grad is not None:
                 arguments = (p, p.grad.contiguous(), *moments, self._num_steps, p.numel(), rate)
                 adam_step[(-(-p.numel() // _BLOCK),)](*arguments, BLOCK=_BLOCK, num_warps=4)
+
+    def moments(self) -> dict[str, Tensor]:
+        """See `Optimizer`."""
+        result = {"num_steps": self._num_steps.clone()}
+        for number, (mean, square) in enumerate(self._moments):
+            result[f"mean.{number}"], result[f"square.{number}"] = mean.clone(), square.clone()
+        return result
+
+    def load_moments(self, moments: Mapping[str, Tensor]) -> None:
+        """See `Optimizer`; in place, where a graph may read them."""
+        self._num_steps.copy_(moments["num_steps"])
+        for number, (mean, square) in enumerate(self._moments):
+            mean.copy_(moments[f"mean.{number}"])
+            square.copy_(moments[f"square.{number}"])
