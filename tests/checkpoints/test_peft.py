@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from onebasin.checkpoints import open_models, write_checkpoint
-from onebasin.checkpoints.applying import move_file
+from onebasin.checkpoints.moving import move_file
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")

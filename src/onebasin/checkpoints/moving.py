@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onebasin.checkpoints.attachments import is_adapter, move_adapter, move_optimizer
-from onebasin.checkpoints.naming import check_finite, fit_names
+from onebasin.checkpoints.adapters import is_adapter, move_adapter, move_optimizer
 from onebasin.checkpoints.reading import TORCH_ENDINGS, Checkpoint, load_plain, open_checkpoint
+from onebasin.checkpoints.tensor_names import check_finite, fit_names
 from onebasin.checkpoints.writing import Progress, check_output, write_checkpoint
 from onebasin.symmetries import Permutation
 from onebasin.tensors.files import check_writable, write_atomically

@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 
 from onebasin.checkpoints.architectures import SPECIFICATIONS, Architecture, find_architecture
-from onebasin.checkpoints.naming import check_finite, fit_names
 from onebasin.checkpoints.reading import Checkpoint, open_checkpoint
+from onebasin.checkpoints.tensor_names import check_finite, fit_names
 from onebasin.symmetries import Symmetry
 
 

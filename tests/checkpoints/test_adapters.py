@@ -8,7 +8,7 @@ from torch import nn
 
 import onebasin as ob
 from onebasin.checkpoints import move_adapter, move_optimizer, open_checkpoint
-from onebasin.checkpoints.applying import move_file
+from onebasin.checkpoints.moving import move_file
 from onebasin.tensors.states import read_state
 
 
