@@ -6,7 +6,6 @@ from torch import nn
 
 import onebasin as ob
 from onebasin.checkpoints import find_architecture
-from onebasin.checkpoints.architectures import read_inputs
 
 FACTORIES = """
 from torch import nn
@@ -78,19 +77,6 @@ def test_refusals(factories, specification, message):
 def test_a_factory_that_fails_is_told_of(factories):
     with pytest.raises(ValueError, match=r"their_factories:broken failed: RuntimeError: out of order"):
         find_architecture(f"{factories}:broken", ["1,4"])
-
-
-def test_input_shapes():
-    (single,) = read_inputs(["1,3,4"])
-    assert single.shape == (1, 3, 4)
-    both = read_inputs(["2x3", "2:long"])
-    assert [value.dtype for value in both] == [torch.float32, torch.int64]
-    assert read_inputs(["ids=1,8:long"])["ids"].shape == (1, 8)
-    for bad in ("", "a", "1,,2", "0,3", "1,3:colour", "-1,3", "1,3;4"):
-        with pytest.raises(ValueError, match="cannot read the input shape"):
-            read_inputs([bad])
-    with pytest.raises(ValueError, match="name all of the inputs or none"):
-        read_inputs(["x=1,2", "3"])
 
 
 def test_torchvision():

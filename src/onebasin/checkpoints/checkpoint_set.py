@@ -1,4 +1,4 @@
-"""Several checkpoints of one architecture, opened together and checked against it."""
+"""Several checkpoints of one architecture, opened together and checked."""
 
 from __future__ import annotations
 
@@ -9,34 +9,42 @@ from typing import Any
 
 from torch import nn
 
-from onebasin.checkpoints.architectures import SPECIFICATIONS, Architecture, find_architecture
-from onebasin.checkpoints.reading import Checkpoint, open_checkpoint
+from onebasin.checkpoints.architectures import Architecture, find_architecture
+from onebasin.checkpoints.checkpoint import Checkpoint
+from onebasin.checkpoints.factories import SPECIFICATIONS
+from onebasin.checkpoints.reading import open_checkpoint
 from onebasin.checkpoints.tensor_names import check_finite, fit_names
 from onebasin.symmetries import Symmetry
 
 
 @dataclass(frozen=True)
-class Opened:
-    """Checkpoints under the names of their architecture.
+class CheckpointSet:
+    """Checkpoints of one architecture, their tensors under its names.
 
     Attributes:
-        architecture: what they are checkpoints of.
-        symmetry: of the architecture.
-        checkpoints: in the order in which they were named.
+        architecture: the architecture.
+        symmetry: its symmetry.
+        checkpoints: in the order in which they were given.
     """
 
     architecture: Architecture
     symmetry: Symmetry
     checkpoints: tuple[Checkpoint, ...]
 
-    def load(self) -> list[nn.Module]:
-        """The models in memory, for what runs them."""
-        return [self.load_one(number) for number in range(len(self.checkpoints))]
+    @property
+    def notes(self) -> list[str]:
+        """Remarks for the user about the architecture and about each checkpoint, with its path."""
+        notes = [f"{checkpoint.path}: {note}" for checkpoint in self.checkpoints for note in checkpoint.notes]
+        return [*self.architecture.notes, *notes]
 
-    def load_one(self, number: int) -> nn.Module:
-        """One of the models in memory; what is narrower than float32 is widened, for precision, and for CPUs without it."""
+    def load(self) -> list[nn.Module]:
+        """All models in memory."""
+        return [self.load_model(checkpoint) for checkpoint in self.checkpoints]
+
+    def load_model(self, checkpoint: Checkpoint) -> nn.Module:
+        """The model of one of the checkpoints. Types narrower than float32 are widened: some CPUs cannot run them."""
         model = self.architecture.build()
-        model.load_state_dict(self.checkpoints[number].load())
+        model.load_state_dict(checkpoint.load())
         for tensor in (*model.parameters(), *model.buffers()):
             if tensor.is_floating_point() and tensor.itemsize < 4:
                 tensor.data = tensor.data.float()
@@ -50,23 +58,24 @@ def open_models(
     ignore: Collection[str] = (),
     verify: bool | None = None,
     example_inputs: Any = None,
-) -> Opened:
-    """Open checkpoints, find their architecture and its symmetry, and check that all of it fits.
+) -> CheckpointSet:
+    """Open checkpoints, find their architecture and its symmetry, and check that they fit it.
 
     Args:
-        paths: of the checkpoints; those that are open already serve as well.
-        specification: of the architecture (see `find_architecture`); if None, the first that is a Hugging Face folder tells.
-        input_shapes: of the example inputs, where they are not known.
-        ignore: shell patterns for tensors that are not the model's.
+        paths: the checkpoints; some may be open already.
+        specification: the architecture, see `find_architecture`. If None, the first Hugging Face folder among the
+            checkpoints defines it.
+        input_shapes: shapes of the example inputs, see `find_architecture`.
+        ignore: shell patterns for tensors that the model does not have.
         verify: check the symmetry on random weights; by default for models of up to 50 million parameters.
-        example_inputs: where they are neither given as shapes nor known.
+        example_inputs: used if no shapes are given and the architecture has no example inputs of its own.
 
     Raises:
-        ValueError: for anything that does not fit, NaN included, before any work is done.
+        ValueError: if a checkpoint does not fit, or holds NaN or infinity.
     """
     opened = [path if isinstance(path, Checkpoint) else open_checkpoint(path) for path in paths]
     if specification is None:
-        folders = [checkpoint.layout.folder for checkpoint in opened if checkpoint.layout.folder is not None]
+        folders = [folder for checkpoint in opened if (folder := checkpoint.layout.hugging_face_folder) is not None]
         if not folders:
             raise ValueError(f"the files do not tell their architecture: give it with --model ({SPECIFICATIONS})")
         specification = str(folders[0])
@@ -74,7 +83,7 @@ def open_models(
     symmetry = architecture.symmetry(verify)
     shapes = architecture.shapes()
     checkpoints = tuple(fit_names(checkpoint, shapes, symmetry.ties, ignore) for checkpoint in opened)
+    check_finite(*checkpoints)
     for checkpoint in checkpoints:
-        check_finite(checkpoint)
         symmetry.bind(checkpoint)
-    return Opened(architecture, symmetry, checkpoints)
+    return CheckpointSet(architecture, symmetry, checkpoints)

@@ -42,7 +42,7 @@ def apply(
 
     A LoRA's A takes the base weight's input axis, its B the output axis. An optimiser's moments follow their parameters.
     """
-    from onebasin.checkpoints.moving import move_file
+    from onebasin.checkpoints.applying import move_file
     from onebasin.symmetries import Permutation
 
     output = Output(json)
