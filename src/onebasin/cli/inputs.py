@@ -142,15 +142,11 @@ def read_alignment_options(
     """
     _check_device(device)
     options, start, batches = read_settings(settings), _read_init(init), read_data(data, "train")
-    goal = _read_objective(objective, loss)
+    goal = _read_objective(objective, read_loss(loss))
     # The library takes options without a method as those of "sinkhorn".
     chosen = make_method("sinkhorn" if method == AUTO else method, options)
-    starts_with = METHODS.get(init or "")
-    runs_networks = (
-        (goal is not None and goal.uses_data)
-        or chosen.looks_at_activations
-        or (starts_with is not None and starts_with.looks_at_activations)
-    )
+    methods = (chosen, METHODS.get(init or "", chosen))
+    runs_networks = any(each.looks_at_activations for each in methods) or (goal is not None and goal.uses_data)
     if runs_networks and batches is None:
         raise ValueError("this method or objective runs the networks: give --data")
     runs_networks = runs_networks or (method == AUTO and batches is not None)
@@ -180,10 +176,10 @@ def read_settings(settings: Sequence[str] | None) -> dict[str, Any]:
     return result
 
 
-def _read_objective(name: str | None, loss: str) -> ob.Objective | None:
+def _read_objective(name: str | None, loss: Any) -> ob.Objective | None:
     if name is None or name == "weight-distance":
         return None if name is None else ob.WeightDistance()
-    return (ob.Midpoint if name == "midpoint" else ob.RandomPoint)(read_loss(loss))
+    return ob.Midpoint(loss) if name == "midpoint" else ob.RandomPoint(loss)
 
 
 def _read_init(text: str | None) -> str | ob.Permutation | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,13 +40,9 @@ class LineEvaluator:
             return {}
         paths: dict[str, LinearPath] = {}
         for name, state in states.items():
-
-            def report(what: str, done: int, total: int, name: str = name) -> None:
-                progress(f"{what} ({name})", done, total)
-
-            paths[name] = linear_path(
-                self.first, state.load(), self.evaluate, self.num_points, data=self.statistics_data, progress=report
-            )
+            report = functools.partial(_report, progress, name)
+            held = state.load()  # once, not at every point
+            paths[name] = linear_path(self.first, held, self.evaluate, self.num_points, self.statistics_data, report)
         return paths
 
     def evaluate_state(self, state: State) -> dict[str, float]:
@@ -55,6 +52,10 @@ class LineEvaluator:
         model = copy_model(self.first)
         model.load_state_dict(state.load())
         return self.evaluate(model)
+
+
+def _report(progress: Progress, line: str, what: str, done: int, total: int) -> None:
+    progress(f"{what} ({line})", done, total)
 
 
 def list_numbers(paths: Mapping[str, LinearPath]) -> dict[str, Any]:

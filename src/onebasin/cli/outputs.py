@@ -67,6 +67,14 @@ def save_report(path: Path | None, title: str, facts: dict[str, Any], **parts: A
         Report(title, command_line(), facts=[(name, str(value)) for name, value in facts.items()], **parts).save(path)
 
 
+def finish_dry_run(output: Output, result: dict[str, Any], paths: Sequence[Path | None]) -> None:
+    """Say which files would be written."""
+    *others, last = [str(path) for path in paths if path is not None]
+    listed = f"{', '.join(others)} and {last}" if others else last
+    output.show(f"would write {listed}; nothing was written")
+    output.finish({**result, "dry_run": True})
+
+
 def show_inputs(output: Output, paths: Sequence[Path], models: CheckpointSet) -> None:
     """Print what the checkpoints are."""
     rows = {str(path): describe_checkpoint(checkpoint) for path, checkpoint in zip(paths, models.checkpoints, strict=True)}
@@ -95,16 +103,6 @@ def format_bytes(count: int) -> str:
 def describe_permutation(permutation: Permutation) -> str:
     """One line: how many units moved."""
     return repr(permutation).removeprefix("Permutation(").removesuffix(")")
-
-
-def list_paths(*paths: Path | None) -> str:
-    """Those paths that are not None, as part of a sentence.
-
-    >>> list_paths(Path("a"), None, Path("b"), Path("c"))
-    'a, b and c'
-    """
-    *others, last = [str(path) for path in paths if path is not None]
-    return f"{', '.join(others)} and {last}" if others else last
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:

@@ -53,22 +53,23 @@ def align(
         method=method, objective=objective, data=data, loss=loss, settings=settings, device=device, init=init,
         groups=groups or None, seed=seed, restarts=restarts, polish=polish, detect_copy=detect_copy,
     )  # fmt: skip
-    criterion, test_data = inputs.read_loss(loss), inputs.read_data(data if report else None, "test")
     files = inputs.open_files([target, model])
     file = permutation or outputs.place_permutation(out, files[1].layout.is_folder)
     outputs.check_outputs(out, files[1], [target, model], [file, report], force)
     outputs.check_drawing(report)
     models = inputs.read_models(output, files, architecture, input_shape, ignore, check, alignment.data)
     models.symmetry.restrict(groups or None)
-    record: dict[str, Any] = {"command": "align", "target": target, "model": model, "out": out, "permutation": file}
     outputs.show_inputs(output, [target, model], models)
+    record: dict[str, Any] = {
+        "command": "align", "target": target, "model": model, "out": out, "permutation": file, "method": method,
+        "symmetry": models.symmetry.summary(),
+    }  # fmt: skip
     if dry_run:
-        output.show(f"would write {outputs.list_paths(out, file, report)}; nothing was written")
-        output.finish({**record, "method": method, "dry_run": True, "symmetry": models.symmetry.summary()})
+        outputs.finish_dry_run(output, record, [out, file, report])
         return
     moved = models.checkpoints[1]
     with output.progress() as progress, inputs.explain_data_errors(alignment.data):
-        lines = LineEvaluator(models, criterion, test_data)
+        lines = LineEvaluator(models, inputs.read_loss(loss), inputs.read_data(data if report else None, "test"))
         paths = lines.evaluate_lines({"as they are": moved}, progress)
         first, second = alignment.load(models)
         result = ob.align(second, to=first, symmetry=models.symmetry, progress=progress, **alignment.arguments)
@@ -89,5 +90,5 @@ def align(
     output.finish({
         **record, "report": report, "method": result.method, "cost": result.cost, "start_cost": result.start_cost,
         "converged": result.converged, "seconds": result.seconds, "history": result.history,
-        "symmetry": models.symmetry.summary(), "notes": [*models.notes, *result.notes], "paths": list_numbers(paths),
+        "notes": [*models.notes, *result.notes], "paths": list_numbers(paths),
     })  # fmt: skip

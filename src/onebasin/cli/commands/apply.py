@@ -10,6 +10,7 @@ import typer
 from onebasin.checkpoints.moving import FileKind, move_file
 from onebasin.cli import options
 from onebasin.cli.console import Output
+from onebasin.cli.outputs import finish_dry_run
 from onebasin.symmetries import Permutation
 
 
@@ -54,8 +55,7 @@ def apply(
     facts = {"permutation": repr(loaded), str(checkpoint): f"{moved.kind}, {moved.describe()}"}
     if dry_run:
         output.show_facts(facts)
-        output.show(f"would write {out}; nothing was written")
-        output.finish({**record, "dry_run": True, "notes": moved.notes})
+        finish_dry_run(output, {**record, "notes": moved.notes}, [out])
         return
     with output.progress() as progress:
         moved.write(out, force, progress)

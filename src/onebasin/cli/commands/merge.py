@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -68,56 +69,90 @@ def merge(
     )  # fmt: skip
     if repair and alignment.data is None:
         raise ValueError("--repair runs the networks: give --data")
-    criterion, test_data = inputs.read_loss(loss), inputs.read_data(data if report else None, "test")
     files = inputs.open_files(paths)
     outputs.check_outputs(out, files[0], paths, [report], force)
     outputs.check_drawing(report)
     models = inputs.read_models(output, files, architecture, input_shape, ignore, check, alignment.data)
     models.symmetry.restrict(groups or None)
-    record: dict[str, Any] = {
-        "command": "merge", "models": paths, "out": out, "weights": shares, "reference": reference,
-    }  # fmt: skip
     outputs.show_inputs(output, paths, models)
+    record: dict[str, Any] = {
+        "command": "merge", "models": paths, "out": out, "weights": shares, "method": method, "reference": reference,
+        "symmetry": models.symmetry.summary(),
+    }  # fmt: skip
     if dry_run:
-        output.show(f"would write {outputs.list_paths(out, report)}; nothing was written")
-        output.finish({**record, "method": method, "dry_run": True, "symmetry": models.symmetry.summary()})
+        outputs.finish_dry_run(output, record, [out, report])
         return
-    names, like = outputs.short_names(paths), models.checkpoints[0]
-    alignments: list[tuple[str, ob.Alignment]] = []
-    permutations: list[ob.Permutation] = []
+    like, found = models.checkpoints[0], _Alignments(outputs.short_names(paths))
     with output.progress() as progress, inputs.explain_data_errors(alignment.data):
-        lines = LineEvaluator(models, criterion, test_data)
-        curves = lines.evaluate_lines(_name_lines(names, models.checkpoints), progress)
+        lines = LineEvaluator(models, inputs.read_loss(loss), inputs.read_data(data if report else None, "test"))
+        curves = lines.evaluate_lines(_name_lines(found.names, models.checkpoints), progress)
         merged = ob.merge(
             alignment.load(models, run=repair), weights=shares, repair=alignment.data if repair else None,
-            symmetry=models.symmetry, reference=reference, progress=progress, on_aligned=permutations.extend,
-            on_alignment=lambda number, result: alignments.append((names[number], result)), **alignment.arguments,
+            symmetry=models.symmetry, reference=reference, progress=progress, on_aligned=found.permutations.extend,
+            on_alignment=found.add, **alignment.arguments,
         )  # fmt: skip
         state = outputs.cast_like(like, merged)
         write_checkpoint(out, state, like, force, progress)
-        curves |= lines.evaluate_lines(_name_lines(names, _move_to_first(permutations, models), ", aligned"), progress)
+        aligned = _move_to_first(found.permutations, models)
+        curves |= lines.evaluate_lines(_name_lines(found.names, aligned, ", aligned"), progress)
         measured = lines.evaluate_state(state)
-    notes = list(dict.fromkeys(f"{name}: {note}" for name, result in alignments for note in result.notes))
-    for note in notes:
+    for note in found.notes:
         output.note(note)
-    moved = {name: permutation for name, permutation in zip(names, permutations, strict=True) if not permutation.is_identity}
-    methods = ", ".join(dict.fromkeys(result.method for _, result in alignments))
-    facts = {
-        "weights": ", ".join(f"{share:.4g}" for share in shares),
-        "method": methods,
-        **{f"{name} of the merge": f"{value:.4g}" for name, value in measured.items()},
-        **{name: outputs.describe_permutation(permutation) for name, permutation in moved.items()},
-    }
-    told = {"notes": " ".join(notes), "written": out}
-    outputs.save_report(
-        report, f"Merge of {', '.join(names)}", {**facts, **told}, symmetry=models.symmetry, permutations=moved, paths=curves
-    )
+    facts = found.list_facts(shares, measured)
+    shown = {**facts, "notes": " ".join(found.notes), "written": out}
+    parts = {"symmetry": models.symmetry, "permutations": found.moved, "paths": curves}
+    outputs.save_report(report, f"Merge of {', '.join(found.names)}", shown, **parts)
     output.show_facts({**facts, "wrote": "\n".join(str(path) for path in (out, report) if path is not None)})
     output.finish({
-        **record, "report": report, "method": methods, "history": [e for _, result in alignments for e in result.history],
-        "symmetry": models.symmetry.summary(), "notes": [*models.notes, *notes], "merged": measured,
-        "paths": list_numbers(curves),
+        **record, "report": report, "method": found.methods, "history": found.history, "merged": measured,
+        "notes": [*models.notes, *found.notes], "paths": list_numbers(curves),
     })  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Alignments:
+    """What `onebasin.merge` does to each model.
+
+    Attributes:
+        names: of the models.
+        permutations: one for each model.
+        results: the alignments in their order, each with the name of its model.
+    """
+
+    names: list[str]
+    permutations: list[ob.Permutation] = field(default_factory=list)
+    results: list[tuple[str, ob.Alignment]] = field(default_factory=list)
+
+    def add(self, number: int, result: ob.Alignment) -> None:
+        self.results.append((self.names[number], result))
+
+    @property
+    def notes(self) -> list[str]:
+        """Each note once, with the names of the models that it is about."""
+        models: dict[str, list[str]] = {}
+        for name, note in dict.fromkeys((name, note) for name, result in self.results for note in result.notes):
+            models.setdefault(note, []).append(name)
+        return [f"{', '.join(names)}: {note}" for note, names in models.items()]
+
+    @property
+    def methods(self) -> str:
+        return ", ".join(dict.fromkeys(result.method for _, result in self.results))
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        return [entry for _, result in self.results for entry in result.history]
+
+    def list_facts(self, shares: Sequence[float], measured: Mapping[str, float]) -> dict[str, Any]:
+        return {
+            "weights": ", ".join(f"{share:.4g}" for share in shares),
+            "method": self.methods,
+            **{f"{name} of the merge": f"{value:.4g}" for name, value in measured.items()},
+            **{name: outputs.describe_permutation(permutation) for name, permutation in self.moved.items()},
+        }
+
+    @property
+    def moved(self) -> dict[str, ob.Permutation]:
+        return {name: p for name, p in zip(self.names, self.permutations, strict=True) if not p.is_identity}
 
 
 def _move_to_first(permutations: Sequence[ob.Permutation], models: CheckpointSet) -> list[State]:
