@@ -60,12 +60,12 @@ def align(
     models = inputs.read_models(output, files, architecture, input_shape, ignore, check, alignment.data)
     models.symmetry.restrict(groups or None)
     outputs.show_inputs(output, [target, model], models)
-    record: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "command": "align", "target": target, "model": model, "out": out, "permutation": file, "method": method,
         "symmetry": models.symmetry.summary(),
     }  # fmt: skip
     if dry_run:
-        outputs.finish_dry_run(output, record, [out, file, report])
+        outputs.finish_dry_run(output, summary, [out, file, report])
         return
     moved = models.checkpoints[1]
     with output.progress() as progress, inputs.explain_data_errors(alignment.data):
@@ -88,7 +88,7 @@ def align(
         "wrote": "\n".join(str(path) for path in (out, file, report) if path is not None),
     })  # fmt: skip
     output.finish({
-        **record, "report": report, "method": result.method, "cost": result.cost, "start_cost": result.start_cost,
+        **summary, "report": report, "method": result.method, "cost": result.cost, "start_cost": result.start_cost,
         "converged": result.converged, "seconds": result.seconds, "history": result.history,
         "notes": [*models.notes, *result.notes], "paths": list_numbers(paths),
     })  # fmt: skip

@@ -51,13 +51,13 @@ def apply(
     moved.check(out, force, [permutation])
     for note in moved.notes:
         output.note(f"{checkpoint}: {note}")
-    record = {"command": "apply", "permutation": permutation, "checkpoint": checkpoint, "kind": moved.kind, "out": out}
+    summary = {"command": "apply", "permutation": permutation, "checkpoint": checkpoint, "kind": moved.kind, "out": out}
     facts = {"permutation": repr(loaded), str(checkpoint): f"{moved.kind}, {moved.describe()}"}
     if dry_run:
         output.show_facts(facts)
-        finish_dry_run(output, {**record, "notes": moved.notes}, [out])
+        finish_dry_run(output, {**summary, "notes": moved.notes}, [out])
         return
     with output.progress() as progress:
         moved.write(out, force, progress)
     output.show_facts({**facts, "wrote": out})
-    output.finish({**record, "notes": moved.notes})
+    output.finish({**summary, "notes": moved.notes})

@@ -65,11 +65,11 @@ def barrier(
     states: dict[str, State] = {"as they are": models.checkpoints[1]}
     if loaded is not None:
         states["aligned"] = loaded.apply(models.checkpoints[1])
-    record: dict[str, Any] = {"command": "barrier", "a": a, "b": b, "data": data, "loss": loss}
+    summary: dict[str, Any] = {"command": "barrier", "a": a, "b": b, "data": data, "loss": loss}
     outputs.show_inputs(output, [a, b], models)
     if dry_run:
         output.show(f"would evaluate {points} points on each of {len(states)} lines; nothing was done")
-        output.finish({**record, "dry_run": True})
+        output.finish({**summary, "dry_run": True})
         return
     with output.progress() as progress, inputs.explain_data_errors(batches):
         paths = LineEvaluator(models, criterion, batches, points, reset).evaluate_lines(states, progress)
@@ -81,7 +81,7 @@ def barrier(
     outputs.save_report(report, title, facts, paths=paths, symmetry=models.symmetry, permutations=permutations)
     for path in filter(None, (picture, report)):
         output.show(f"wrote {path}")
-    output.finish({**record, "paths": list_numbers(paths), "picture": picture, "report": report, "notes": models.notes})
+    output.finish({**summary, "paths": list_numbers(paths), "picture": picture, "report": report, "notes": models.notes})
 
 
 def _table(paths: dict[str, LinearPath]) -> Table:

@@ -75,12 +75,12 @@ def merge(
     models = inputs.read_models(output, files, architecture, input_shape, ignore, check, alignment.data)
     models.symmetry.restrict(groups or None)
     outputs.show_inputs(output, paths, models)
-    record: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "command": "merge", "models": paths, "out": out, "weights": shares, "method": method, "reference": reference,
         "symmetry": models.symmetry.summary(),
     }  # fmt: skip
     if dry_run:
-        outputs.finish_dry_run(output, record, [out, report])
+        outputs.finish_dry_run(output, summary, [out, report])
         return
     like, found = models.checkpoints[0], _Alignments(outputs.short_names(paths))
     with output.progress() as progress, inputs.explain_data_errors(alignment.data):
@@ -104,7 +104,7 @@ def merge(
     outputs.save_report(report, f"Merge of {', '.join(found.names)}", shown, **parts)
     output.show_facts({**facts, "wrote": "\n".join(str(path) for path in (out, report) if path is not None)})
     output.finish({
-        **record, "report": report, "method": found.methods, "history": found.history, "merged": measured,
+        **summary, "report": report, "method": found.methods, "history": found.history, "merged": measured,
         "notes": [*models.notes, *found.notes], "paths": list_numbers(curves),
     })  # fmt: skip
 
