@@ -71,7 +71,7 @@ def test_reports_have_the_curves_where_there_is_data(onebasin, folder):
     merged.load_state_dict(load(folder / "m.pt"))
     assert record["merged"] == pytest.approx(evaluate(merged))
     page = (folder / "merge.html").read_text()
-    assert "b.pt, c.pt, a.safetensors: activation-matching was chosen" in page
+    assert "activation-matching was chosen: there is data" in page
     for text in ("Between the models", "matrices of b.pt", "matrices of c.pt", "Pinned, and why", "loss of the merge"):
         assert text in page
     assert onebasin(*three, "--force", "--json").record["paths"] == {}  # nothing is measured without a report
