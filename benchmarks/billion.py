@@ -22,7 +22,7 @@ from torch import Tensor
 
 import onebasin as ob
 from onebasin.checkpoints import Checkpoint, fit_names, open_checkpoint, write_checkpoint
-from onebasin.checkpoints.reading import Layout
+from onebasin.checkpoints.checkpoint import FileLayout
 
 SHAPE = {
     "hidden_size": 2048, "num_hidden_layers": 16, "intermediate_size": 8192, "num_attention_heads": 32,
@@ -62,8 +62,8 @@ def random_checkpoint(folder: Path, shapes: dict[str, Tensor], ties: tuple[tuple
     index = folder.parent / "model.safetensors.index.json"
     weight_map = {key: file.name for file, keys in files.items() for key in keys}
     index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    layout = Layout(index, {file: tuple(keys) for file, keys in files.items()}, index)
-    drawn = Checkpoint(kept, draw, layout, {key: key for key in kept})
+    layout = FileLayout(index, {file: tuple(keys) for file, keys in files.items()}, index)
+    drawn = Checkpoint(kept, draw, layout)
     write_checkpoint(folder, drawn, drawn)
     index.unlink()
     return open_checkpoint(folder)

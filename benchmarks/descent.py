@@ -33,7 +33,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import onebasin as ob
 from benchmarks.measuring import ROOT, Record, append, check_files, describe_machine, say
 from benchmarks.solvers import NETWORKS, Task, make_task
-from onebasin.matching.methods.sinkhorn import find_distance, make_step
+from onebasin.matching.methods.sinkhorn import find_distance, make_optimizer, make_step
 from onebasin.matching.problem import Problem
 from onebasin.relaxation.objectives import as_objective, parameter_keys
 from onebasin.tensors.states import read_state
@@ -51,7 +51,8 @@ def our_parts(task: Task) -> Parts:
     problem = Problem(symmetry, source, target, keys, objective, model=task.to)
     hidden = replace(problem, objective=as_objective(lambda params, target, batch: objective(params, target)))
     net, twin = (ob.RebasinNet(task.model, symmetry) for _ in range(2))
-    step, general = make_step(problem, net, lr=0.2), make_step(hidden, twin, lr=0.2)
+    step = make_step(problem, net, make_optimizer(net, lr=0.2))
+    general = make_step(hidden, twin, make_optimizer(twin, lr=0.2))
     for _ in range(NUM_WARM):
         step(None)
         general(None)

@@ -113,8 +113,8 @@ def plain(logits: Tensor, grad: Tensor) -> tuple[Callable, Callable]:
         return compute_plan(logits, 1.0, ROUNDS, None, "torch").plan
 
     def both() -> Tensor:
-        plan, columns, _ = compute_plan(logits, 1.0, ROUNDS, None, "torch")
-        return compute_gradient(plan, columns, grad, 1.0, "torch")
+        plan, column_sums, _ = compute_plan(logits, 1.0, ROUNDS, None, "torch")
+        return compute_gradient(plan, column_sums, grad, 1.0, "torch")
 
     return forward, both
 
@@ -155,8 +155,8 @@ def measure_case(batch: int, n: int, dtype: torch.dtype, device: str, quick: boo
 
 def reference_gradient(logits: Tensor, grad: Tensor) -> tuple[Tensor, int]:
     """The gradient in float64, and how many steps of conjugate gradients float32 takes for it."""
-    plan, columns, _ = run_rounds(logits.double(), 1.0, ROUNDS, None)
-    exact = adjoint.implicit_gradient(plan, columns, grad.double(), 1.0)
+    plan, column_sums, _ = run_rounds(logits.double(), 1.0, ROUNDS, None)
+    exact = adjoint.implicit_gradient(plan, column_sums, grad.double(), 1.0)
     products = 0
 
     def counted(matrix: Tensor, vector: Tensor, out: Tensor | None = None) -> Tensor:

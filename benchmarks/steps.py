@@ -32,8 +32,8 @@ import onebasin as ob
 from benchmarks import measuring
 from benchmarks.measuring import Record, append, attempt, measure_bytes, run_sizes, say, time_call
 from onebasin.descent.adam import make_adam
-from onebasin.descent.cuda_graphs import NUM_PLAIN, Step
-from onebasin.matching.methods.sinkhorn import make_step
+from onebasin.descent.cuda_graphs import NUM_WARMUP, CapturedStep
+from onebasin.matching.methods.sinkhorn import make_optimizer, make_step
 from onebasin.matching.problem import Problem
 from onebasin.tensors.states import read_state
 
@@ -102,7 +102,8 @@ def our_step(model: nn.Module, to: nn.Module, symmetry: ob.Symmetry, kind: str) 
     source, target = read_state(model), read_state(to)
     problem = Problem(symmetry, source, target, tuple(source), objective.bind(to), model=to)
     net = make_net(model, symmetry, 0.5 if kind == LIGHT else 1.0)
-    return make_step(problem, net.to(problem.device), lr=0.01)
+    net = net.to(problem.device)
+    return make_step(problem, net, make_optimizer(net, lr=0.01))
 
 
 def our_parts(model: nn.Module, to: nn.Module, symmetry: ob.Symmetry, device: str) -> dict[str, Run]:
@@ -189,7 +190,7 @@ def count_flops(width: int, kind: str, depth: int = 2) -> int:
 
 
 def count_bytes(width: int, depth: int = 2) -> int:
-    """That the plans take at the least: a pass a round, a pass a solver step, logits and moments of Adam there and back."""
+    """The least that plans read and write: a pass per round and per solver step, and logits and moments of Adam."""
     return depth * 4 * width**2 * (ROUNDS + 2 + SOLVER_STEPS + 5 + 7)
 
 
@@ -201,8 +202,8 @@ def measure_step(make: Callable[[], Run], batch: Any, device: str, capture: bool
     made: list[Run] = []
 
     def prepare() -> None:
-        made.append(Step(make(), capture, torch.device(device)))
-        for _ in range(NUM_PLAIN + 2 if capture else 2):
+        made.append(CapturedStep(make(), capture, torch.device(device)))
+        for _ in range(NUM_WARMUP + 2 if capture else 2):
             made[0](batch)
 
     held = measure_bytes(prepare, device)
@@ -210,7 +211,7 @@ def measure_step(make: Callable[[], Run], batch: Any, device: str, capture: bool
         made = []
         prepare()
     step = made[0]
-    if capture and not (isinstance(step, Step) and step.is_captured):
+    if capture and not (isinstance(step, CapturedStep) and step.is_captured):
         raise RuntimeError("the step was not captured")
     seconds = 0.15 if device.startswith("cuda") else 0.3  # where the clock is steady
     return {"seconds": time_call(lambda: step(batch), device, seconds), "bytes": held}
@@ -304,7 +305,9 @@ def main() -> None:
     torch.set_num_threads(1)
     peaks = measuring.measure_peaks(options.device)
     head = {"what": "steps", **measuring.describe_machine(options.device), "tf32": options.tf32, **peaks}
-    print(f"{head['device']}: {peaks['flops_s'] / 1e12:.2f} Tflop/s, {peaks['bytes_s'] / 1e9:.0f} GB/s; milliseconds a step")
+    print(
+        f"{head['device']}: {peaks['flops_s'] / 1e12:.2f} Tflop/s, {peaks['bytes_s'] / 1e9:.0f} GB/s; milliseconds per step"
+    )
     print("\n| width | run | training (our Adam / PyTorch's) | " + " | ".join((*KINDS, LIGHT)) + " |\n" + "|---" * 7 + "|")
     flags = ["--device", options.device, *(["--tf32"] if options.tf32 else [])]
     pythons = {"authors": options.authors, "ours": sys.executable}

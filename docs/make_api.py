@@ -17,25 +17,29 @@ _PROPERTIES = (property, functools.cached_property)
 SECTIONS: dict[str, dict[str, list[str]]] = {
     "Symmetry and permutation": {"onebasin": ["symmetry", "Symmetry", "Group", "Permutation", "UnreachedWarning"]},
     "Alignment": {
-        "onebasin": ["align", "Alignment", "merge", "WeightDistance", "Midpoint", "RandomPoint", "RebasinNet"],
+        "onebasin": [
+            *("align", "Alignment", "merge", "Objective", "WeightDistance", "Midpoint", "RandomPoint", "RebasinNet"),
+        ],
     },
-    "Options of the methods": {
-        "onebasin.matching": ["match_by_sinkhorn", "match_weights", "match_activations", "match_straight_through"],
+    "Methods and their options": {
+        "onebasin": ["Sinkhorn", "WeightMatching", "ActivationMatching", "StraightThrough"],
     },
     "Operators": {"onebasin": ["sinkhorn", "assign"]},
     "Between models": {
-        "onebasin": ["interpolate", "linear_path", "Path", "loss_plane", "Plane", "repair", "reset_batch_norm"],
+        "onebasin": [
+            *("interpolate", "linear_path", "LinearPath", "Path", "loss_plane", "Plane", "repair", "reset_batch_norm"),
+        ],
     },
     "Pictures and reports": {
         "onebasin.plots": ["plot_path", "plot_paths", "plot_history", "plot_permutation", "plot_plane", "plot_accuracies"],
-        "onebasin.reporting.report": ["Report", "render"],
+        "onebasin.reporting": ["Report", "render"],
     },
     "Checkpoints": {
         "onebasin.checkpoints": [
             *("open_checkpoint", "open_models", "write_checkpoint", "find_architecture", "fit_names"),
             *("move_adapter", "move_optimizer"),
         ],
-        "onebasin.tensors.lazy": ["LazyState"],
+        "onebasin.tensors": ["LazyState"],
     },
     "Data": {"onebasin.datasets": ["digits", "mnist", "cifar10", "cifar100"]},
     "Continual learning": {

@@ -91,7 +91,7 @@ def _run_side_by_side(
             "variant": variant,
             "seed": seed,
             "rows": [[round(value, 5) for value in row.view(-1, len(stack))[:, member].tolist()] for row in found],
-            "moved": [round(entry["moved"], 4) for entry in getattr(strategy, "history", [])],
+            "moved": [round(entry["moved"], 4) for entry in strategy.history],
         }
         for (variant, stack), strategy, found in zip(chosen, strategies, rows, strict=True)
         for member, seed in enumerate(stack)
@@ -125,6 +125,8 @@ def make_strategy(config: dict[str, Any], variant: Variant, seeds: list[int], de
     if name != "rebasin":
         options["optimizer"] = continual.sgd(lr or 0.1, momentum=momentum, weight_decay=decay or 0.0)
         return STRATEGIES[name](model.to(device), **options)
+    if "settle" in options:  # its name in the records, by which a trial is known
+        options["share_after_fusion"] = options.pop("settle")
     delta = {"lr": 0.05 if lr is None else lr, "weight_decay": 0.1 if decay is None else decay, "momentum": momentum}
     options["optimizer"] = continual.sgd(**delta)
     options["plan_optimizer"] = continual.adam(plan_lr or 0.1)

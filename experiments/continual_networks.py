@@ -31,7 +31,7 @@ def make_mlp(num_hidden: int = 1, width: int = 256) -> nn.Module:
 
 
 class StackedMLP(nn.Module):
-    """Several networks of `make_mlp` in one, for training side by side: example j of a batch is for member j % members."""
+    """Several networks of `make_mlp` in one, trained together: example j of a batch is for network j % members."""
 
     def __init__(self, networks: Sequence[nn.Module]):
         super().__init__()

@@ -68,7 +68,7 @@ def grid(**values: list[Any]) -> list[Variant]:
 
 # The batches and the first network of re-basin, so that nothing but the strategy differs.
 _MNIST: Variant = {"batch_size": 500, "epochs": 5, "first_lr": 1e-3}
-# One epoch a task after the first, for re-basin too.
+# One epoch per task after the first, for re-basin too.
 _CIFAR: Variant = {"batch_size": 10, "epochs": 1, "first_epochs": 5, "first_lr": 1e-3}
 
 

@@ -195,7 +195,7 @@ def _cost_table(records: list[dict[str, Any]], benchmark: str, title: str) -> li
                 cells.append("")
         peak = found.get(True, found.get(False, {})).get("peak_memory")
         lines.append([*cells, "" if peak is None else f"{peak / 2**20:.0f}"])
-    header = ["", "captured, ms a step (times replay)", "not captured", "peak memory, MiB"]
+    header = ["", "captured, ms per step (times replay)", "not captured", "peak memory, MiB"]
     return [f"## {title}: cost of a step", markdown(header, lines)]
 
 

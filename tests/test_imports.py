@@ -17,7 +17,7 @@ ROOMS = [
 ]  # fmt: skip
 """In data-flow order; "" is the package itself, which collects the public names."""
 
-OPTIONAL = {"onebasin.operator.triton", "onebasin.descent.adam_kernel"}
+OPTIONAL = {"onebasin.operator.kernels", "onebasin.descent.adam_kernel"}
 """Modules of ours that need an optional dependency: they may be imported inside functions, as that dependency may."""
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from onebasin.checkpoints import open_models, write_checkpoint
-from onebasin.checkpoints.applying import move_file
+from onebasin.checkpoints.moving import move_file
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
@@ -39,7 +39,7 @@ def test_adapters_follow_their_model(tmp_path, kind, shape, targets, options):
     (checkpoint,) = opened.checkpoints
     permutation = opened.symmetry.random(torch.Generator().manual_seed(1))
     write_checkpoint(tmp_path / "moved", permutation.apply(checkpoint), checkpoint)
-    move_file(permutation, tmp_path / "lora").write(tmp_path / "moved-lora", False, None)
+    move_file(permutation, tmp_path / "lora").write(tmp_path / "moved-lora")
 
     def run(adapter: str) -> torch.Tensor:
         base = network.from_pretrained(tmp_path / "moved")

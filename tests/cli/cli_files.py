@@ -11,6 +11,9 @@ from cli_networks import make_with_inputs
 from safetensors.torch import save_file
 
 import onebasin as ob
+from onebasin.checkpoints import open_checkpoint
+
+MLP = ("--model", "cli_networks:make_with_inputs")
 
 
 def write_pair(folder: Path) -> None:
@@ -61,3 +64,14 @@ def run_forked(arguments: list[str], log: Path, seconds: int = 60) -> tuple[int,
             os._exit(code)
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status), log.read_text()
+
+
+def load(path: Path) -> dict[str, torch.Tensor]:
+    return open_checkpoint(path).load()
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert found[key].dtype == value.dtype, key
+        assert torch.equal(found[key], value), key

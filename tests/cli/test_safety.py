@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_files import digest
+from cli_files import MLP, digest
 from safetensors.torch import save_file
 
 import onebasin as ob
 from onebasin.tensors.files import write_folder_atomically
-
-MLP = ("--model", "cli_networks:make_with_inputs")
 
 # A command line whose writer stops after one tensor of each file, so that it can be killed in the middle.
 SLOW = """
@@ -151,6 +149,7 @@ def write_other(folder):
 
 BARRIER = ("barrier", "a.safetensors", "b.pt", *MLP, "--points", "2")
 ALIGN = ("align", "a.safetensors", "b.pt", "-o", "c.pt", *MLP)
+MATCHING = ("--method", "weight-matching")
 
 
 @pytest.mark.parametrize(
@@ -165,13 +164,17 @@ ALIGN = ("align", "a.safetensors", "b.pt", "-o", "c.pt", *MLP)
         ((*ALIGN, "-p", "p.safetensors"), None, 3, "p.safetensors exists already: it is replaced only by force"),
         ((*ALIGN, "-p", "c.pt"), None, 3, "every output needs a place of its own"),
         ((*ALIGN, "--report", "b.pt", "--force"), None, 3, "every output needs a place of its own"),
-        (ALIGN, spoil_with_nan, 3, "'3.weight' in b.pt holds NaN or infinity"),
+        (ALIGN, spoil_with_nan, 3, "'3.weight' of b.pt holds NaN or infinity"),
         (("align", "other.safetensors", "b.pt", "-o", "c.pt", *MLP), write_other, 3, "is not a checkpoint of this"),
-        ((*ALIGN, "--set", "steps=3"), None, 3, "weight-matching has no option 'steps'; it has max_sweeps, order"),
+        ((*ALIGN, *MATCHING, "--set", "steps=3"), None, 3, "'weight-matching' has no option 'steps'; it has max_sweeps"),
+        ((*ALIGN, "--set", "order=up"), None, 3, "'sinkhorn' has no option 'order'"),
+        ((*ALIGN, "--set", "steps=-1"), None, 3, "steps must be a number at least 0, got -1"),
         ((*ALIGN, "--set", "steps"), None, 2, "cannot read 'steps': write NAME=VALUE"),
-        ((*ALIGN, "--set", "order=up"), None, 3, "order must be 'anchored' or 'random', got 'up'"),
+        ((*ALIGN, *MATCHING, "--set", "order=up"), None, 3, "order must be 'anchored' or 'random', got 'up'"),
         ((*ALIGN, "--method", "magic"), None, 2, "'magic' is not one of"),
         ((*ALIGN, "--objective", "midpoint"), None, 3, "runs the networks: give --data"),
+        ((*ALIGN, "--init", "activation-matching"), None, 3, "runs the networks: give --data"),
+        ((*ALIGN, "--loss", "odd"), None, 3, "there is no loss 'odd'"),
         ((*ALIGN, "--device", "nowhere"), None, 3, "cannot compute on 'nowhere'"),
         ((*ALIGN, "--init", "nothing"), None, 3, "is neither a file nor one of"),
         ((*ALIGN, "--init", "a.safetensors"), None, 3, "is not a onebasin permutation"),
@@ -180,13 +183,13 @@ ALIGN = ("align", "a.safetensors", "b.pt", "-o", "c.pt", *MLP)
         ((*ALIGN, "--data", "cli_networks:broken"), None, 3, "cli_networks:broken failed: RuntimeError: this"),
         ((*BARRIER, "--data", "cli_networks:odd_batches"), None, 3, "the networks cannot be run on this data"),
         ((*BARRIER, "--data", "cli_networks:batches", "--loss", "cli_networks:loss_of_an_object"), None, 3, "'logits'"),
-        ((*BARRIER, "--data", "cli_networks:generator"), None, 3, "can be read once: give a list of batches"),
+        ((*BARRIER, "--data", "cli_networks:generator"), None, 3, "can be read once: give a list"),
         ((*ALIGN, "--data", "cli_networks"), None, 3, "write package.module:function"),
         ((*ALIGN, "--data", "cli_networks:not_callable"), None, 3, "is a int, not a function"),
         (("align", "a.safetensors", "b.pt", "-o", "c.pt", "-m", "cli_networks:broken"), None, 3, "this factory is broken"),
         (("merge", "a.safetensors", "-o", "c.pt", *MLP), None, 2, "at least two checkpoints"),
         (("merge", "a.safetensors", "b.pt", "-o", "c.pt", *MLP, "--weights", "1,x"), None, 3, "cannot read --weights"),
-        (("merge", "a.safetensors", "b.pt", "-o", "c.pt", *MLP, "--weights", "1"), None, 3, "2 checkpoints need 2 weights"),
+        (("merge", "a.safetensors", "b.pt", "-o", "c.pt", *MLP, "--weights", "1"), None, 3, "2 models and 1 weights"),
         (("merge", "a.safetensors", "b.pt", "-o", "c.pt", *MLP, "--weights", "1,-1", "--dry-run"), None, 3, "a sum other"),
         (("merge", "a.safetensors", "b.pt", "-o", "c.pt", *MLP, "--repair"), None, 3, "--repair runs the networks"),
         (("barrier", "a.safetensors", "b.pt", *MLP), None, 2, "the loss is measured on data"),

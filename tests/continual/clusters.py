@@ -14,7 +14,7 @@ def make_mlp(seed: int = 0, width: int = 12) -> nn.Module:
 
 
 def make_task(seed: int, classes: tuple[int, ...] = (0, 1, 2, 3), count: int = 80, heads: bool = False) -> Task:
-    """Clusters at random places, one a class."""
+    """Clusters at random places, one per class."""
     generator = torch.Generator().manual_seed(seed)
     targets = torch.tensor(classes)[torch.arange(count) % len(classes)]
     centres = 2 * torch.randn(4, 6, generator=generator)

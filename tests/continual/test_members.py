@@ -109,7 +109,7 @@ def test_every_member_has_its_own_memory_and_its_own_order():
     assert [len(pool) for pool in pools] == [8, 8, 8]
     assert pools[0] != pools[1]
     assert all(kept.targets[member::3].bincount().tolist() == [2] * 4 for member in range(3))
-    feed = Feed(memory.samples, 4, 4, generator, members=3, own=True)
+    feed = Feed(memory.samples, 4, 4, generator, members=3, partitioned=True)
     batches = [feed.draw().inputs for _ in range(4)]
     for member in range(3):
         seen = torch.cat([batch[member::3] for batch in batches])

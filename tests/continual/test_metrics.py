@@ -1,6 +1,8 @@
 import pytest
+import torch
+from torch import nn
 
-from onebasin.continual import AccuracyMatrix
+from onebasin.continual import AccuracyMatrix, Task, accuracy
 
 MATRIX = AccuracyMatrix([[0.9, 0.1], [0.95, 0.8], [0.7, 0.6, 0.9]])
 
@@ -38,3 +40,13 @@ def test_plot():
     assert lines[3] == pytest.approx([0.9, 0.875, (0.7 + 0.6 + 0.9) / 3])
     ax.figure.canvas.draw()
     matplotlib.pyplot.close(ax.figure)
+
+
+def test_accuracy_counts_right_answers_among_the_classes_of_the_task():
+    model = nn.Linear(4, 4, bias=False)
+    nn.init.eye_(model.weight)
+    inputs = torch.tensor([[1.0, 2, 0, 0], [3, 2, 1, 0], [0, 0, 1, 0]])
+    targets = torch.tensor([1, 1, 2])
+    assert float(accuracy(model, Task(inputs, targets))) == pytest.approx(2 / 3)
+    assert float(accuracy(model, Task(inputs, targets, (1, 2)), batch_size=2)) == 1
+    assert model.training

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from onebasin.descent.adam import LaunchedAdam, make_adam
+from onebasin.descent.adam import TritonAdam, make_adam
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
@@ -35,7 +35,7 @@ def test_kernel_is_adam():
         pytest.skip("Triton's interpreter needs NumPy below 2.4")
     rates = [0.1, 0.2, 0.3]
     ours, theirs = start(), start()
-    follow(LaunchedAdam(ours, rates), ours)
+    follow(TritonAdam(ours, rates), ours)
     follow(torch.optim.Adam([{"params": [p], "lr": r} for p, r in zip(theirs, rates, strict=True)]), theirs)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
@@ -53,11 +53,11 @@ def test_the_fastest_form_is_adam(dtype):
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_on_cuda_it_is_launched_and_can_be_captured():
+def test_on_cuda_it_is_the_kernel_and_can_be_captured():
     params = start()
     optimizer = make_adam(params, [0.1] * 3)
-    assert isinstance(optimizer, LaunchedAdam)
-    assert not isinstance(make_adam([p.detach().double() for p in params], [0.1] * 3), LaunchedAdam)
+    assert isinstance(optimizer, TritonAdam)
+    assert not isinstance(make_adam([p.detach().double() for p in params], [0.1] * 3), TritonAdam)
     expected = torch.optim.Adam(copies := [p.detach().clone().requires_grad_() for p in params], lr=0.1)
     for p, q in zip(params, copies, strict=True):
         p.grad = torch.randn_like(p)
@@ -73,3 +73,25 @@ def test_on_cuda_it_is_launched_and_can_be_captured():
         expected.step()
     for p, q in zip(params, copies, strict=True):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-5)
+
+
+def test_moments_can_be_taken_out_and_put_back():
+    torch.manual_seed(0)
+    start, gradients = torch.randn(4, 4), torch.randn(6, 4, 4)
+
+    def descend(param, optimizer, chosen):
+        for gradient in chosen:
+            param.grad = gradient.clone()
+            optimizer.step()
+        return param
+
+    whole = torch.nn.Parameter(start.clone())
+    descend(whole, make_adam([whole], [0.1]), gradients)
+    first = torch.nn.Parameter(start.clone())
+    optimizer = make_adam([first], [0.1])
+    assert optimizer.moments() == {}
+    descend(first, optimizer, gradients[:3])
+    second = torch.nn.Parameter(first.detach().clone())
+    following = make_adam([second], [0.1])
+    following.load_moments(optimizer.moments())
+    assert torch.equal(descend(second, following, gradients[3:]), whole)

@@ -1,4 +1,4 @@
-"""A captured step does what a plain one does. Without CUDA a recording is played by calling the step itself."""
+"""A captured step computes what an eager one does. Without CUDA a stand-in for a graph calls the step itself."""
 
 import itertools
 import warnings
@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import onebasin as ob
-from onebasin.descent import cuda_graphs as capturing
-from onebasin.descent.cuda_graphs import NUM_PLAIN, Step
-from onebasin.matching.methods.sinkhorn import make_step
+from onebasin.descent import cuda_graphs
+from onebasin.descent.cuda_graphs import NUM_WARMUP, CapturedStep, run_steps
+from onebasin.matching.methods.sinkhorn import make_optimizer, make_step
 
 CPU = torch.device("cpu")
 
@@ -36,7 +36,7 @@ def batches(sizes):
 
 
 def play(run, batch):
-    """What a CUDA graph is: reads its batch, and writes its cost, where they were when it was recorded."""
+    """A stand-in for a CUDA graph: it reads its batch, and writes its cost, where they were at the capture."""
     cost = torch.empty(())
     return lambda: cost.copy_(run(batch)), cost
 
@@ -47,10 +47,10 @@ def follow(step, descent, data):
 
 @pytest.mark.parametrize("sizes", [[4] * 12, [4, 4, 2] * 4, [2, 4, 4, 4, 4, 2, 4, 2]], ids=["equal", "two shapes", "late"])
 def test_the_same_costs_and_the_same_path(sizes):
-    plain, recorded = Descent(), Descent()
-    step = Step(recorded.run, True, CPU, play)
+    plain, captured = Descent(), Descent()
+    step = CapturedStep(captured.run, True, CPU, capture_graph=play)
     expected = follow(plain.run, plain, batches(sizes))
-    for (cost, place), (other_cost, other_place) in zip(follow(step, recorded, batches(sizes)), expected, strict=True):
+    for (cost, place), (other_cost, other_place) in zip(follow(step, captured, batches(sizes)), expected, strict=True):
         assert cost == other_cost
         assert torch.equal(place, other_place)
     assert step.is_captured
@@ -59,28 +59,28 @@ def test_the_same_costs_and_the_same_path(sizes):
 def test_a_batch_given_is_left_as_it_is():
     descent, data = Descent(), batches([4] * 9)
     before = [batch["x"].clone() for batch in data]
-    step = Step(descent.run, True, CPU, play)
+    step = CapturedStep(descent.run, True, CPU, capture_graph=play)
     for batch in data:
         step(batch)
     assert all(torch.equal(batch["x"], x) for batch, x in zip(data, before, strict=True))
 
 
-def test_what_is_no_tensor_belongs_to_the_recording():
+def test_what_is_no_tensor_belongs_to_the_graph():
     """A number in a batch is baked into a graph: a batch with another one must not be replayed."""
-    plain, recorded = Descent(), Descent()
+    plain, captured = Descent(), Descent()
     data = batches([4] * 12)
     for batch, rate in zip(data, itertools.cycle([0.5, 0.25]), strict=False):
         batch["rate"] = rate
     expected = follow(plain.run, plain, data)
-    assert str(follow(Step(recorded.run, True, CPU, play), recorded, data)) == str(expected)
+    assert str(follow(CapturedStep(captured.run, True, CPU, capture_graph=play), captured, data)) == str(expected)
 
 
 @pytest.fixture
 def watching(monkeypatch):
-    """Not empty while a step is watched."""
+    """Not empty while waiting for the device is an error."""
     watching = []
 
-    class NoWaiting:
+    class ForbidSync:
         def __init__(self, device):
             pass
 
@@ -90,11 +90,11 @@ def watching(monkeypatch):
         def __exit__(self, *_):
             watching.pop()
 
-    monkeypatch.setattr(capturing, "_no_waiting", NoWaiting)
+    monkeypatch.setattr(cuda_graphs, "_forbid_sync", ForbidSync)
     return watching
 
 
-def test_a_step_that_waits_is_run_plainly_and_said_so(watching):
+def test_a_step_that_waits_is_run_eagerly_with_a_warning(watching):
     plain, watched = Descent(), Descent()
 
     def run(batch):
@@ -102,7 +102,7 @@ def test_a_step_that_waits_is_run_plainly_and_said_so(watching):
             raise RuntimeError("called a synchronizing CUDA operation")
         return watched.run(batch)
 
-    step = Step(run, True, CPU, play)
+    step = CapturedStep(run, True, CPU, capture_graph=play)
     with pytest.warns(UserWarning, match="synchronizing CUDA operation") as caught:
         found = follow(step, watched, batches([4] * 9))
     assert len(caught) == 1
@@ -123,31 +123,78 @@ def test_nothing_of_a_step_that_failed_is_alive_when_it_is_run_again(watching):
         assert all(failed() is None for failed in costs)
         return cost.detach()
 
-    step = Step(run, True, CPU, play)
+    step = CapturedStep(run, True, CPU, capture_graph=play)
     with pytest.warns(UserWarning, match="synchronizing CUDA operation"):
         found = [step(batch) for batch in batches([4] * 9)]
     assert len(found) == 9
     assert len(costs) == 1
 
 
-def test_a_recording_that_fails_is_said_so():
+def test_a_capture_that_fails_is_a_warning():
     plain, descent = Descent(), Descent()
 
     def refuse(run, batch):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    step = Step(descent.run, True, CPU, refuse)
+    step = CapturedStep(descent.run, True, CPU, capture_graph=refuse)
     with pytest.warns(UserWarning, match="not permitted when stream is capturing"):
         found = follow(step, descent, batches([4] * 9))
     assert str(found) == str(follow(plain.run, plain, batches([4] * 9)))
 
 
-def test_nothing_is_recorded_unless_asked_for():
+def test_nothing_is_captured_unless_asked_for():
     descent = Descent()
-    step = Step(descent.run, False, CPU, play)
+    step = CapturedStep(descent.run, False, CPU, capture_graph=play)
     follow(step, descent, batches([4] * 9))
     assert not step.is_captured
     assert len(descent.calls) == 9
+
+
+def test_without_a_fallback_a_capture_that_fails_raises(watching):
+    descent = Descent()
+
+    def refuse(run, batch):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    def run(batch):
+        assert not watching  # some steps wait for the device only where they are not captured
+        return descent.run(batch)
+
+    step = CapturedStep(run, True, CPU, fallback=False, capture_graph=refuse)
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+        follow(step, descent, batches([4] * 9))
+    assert len(descent.calls) == NUM_WARMUP
+
+
+class Counter:
+    """Counts the steps that were run, and those that a graph ran."""
+
+    def __init__(self):
+        self.num_steps = self.num_replayed = 0
+
+    def step(self):
+        self.num_steps += 1
+
+    def capture(self, run, batch):
+        def replay():
+            before = self.num_steps
+            run(batch)
+            self.num_replayed += self.num_steps - before
+
+        return replay, None
+
+
+@pytest.mark.parametrize("capture", [False, True])
+@pytest.mark.parametrize("num_steps", [1, 99, 100, 101, 250])
+def test_every_step_is_run_and_reported(num_steps, capture):
+    counter = Counter()
+    reports = list(run_steps(counter.step, num_steps, CPU, capture, counter.capture))
+    assert counter.num_steps == num_steps
+    assert counter.num_replayed == (max(0, num_steps - NUM_WARMUP) // 4 * 4 if capture else 0)
+    expected = [*range(100, num_steps + 1, 100), *([num_steps] if num_steps % 100 else [])]
+    assert len(reports) == len(set(reports)) == len(expected)
+    assert all(0 <= report - number < 4 for report, number in zip(reports, expected, strict=True))
+    assert capture or reports == expected
 
 
 def small_pair():
@@ -206,16 +253,17 @@ def test_a_captured_random_point_is_drawn_anew():
     from onebasin.matching.problem import Problem
 
     problem = Problem(symmetry, states[0], states[1], tuple(states[0]), objective, model=a)
-    step = Step(make_step(problem, ob.RebasinNet(b, symmetry), 1e-9), True, torch.device("cuda"))
-    for _ in range(NUM_PLAIN + 20):
+    net = ob.RebasinNet(b, symmetry)
+    step = CapturedStep(make_step(problem, net, make_optimizer(net, 1e-9)), True, torch.device("cuda"))
+    for _ in range(NUM_WARMUP + 20):
         seen.append(round(float(step(batch)), 4))
     assert step.is_captured
-    assert len(set(seen[NUM_PLAIN + 2 :])) > 10
+    assert len(set(seen[NUM_WARMUP + 2 :])) > 10
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_a_loss_that_reads_values_is_run_plainly():
+def test_a_loss_that_reads_values_is_run_eagerly():
     a, b, data = small_pair()
     a, b = a.cuda(), b.cuda()
 

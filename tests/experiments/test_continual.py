@@ -1,13 +1,17 @@
 """The continual-learning experiment: its trials can be made, its tables say what the records say."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from experiments import continual, continual_tables
 from experiments.continual_settings import ABLATIONS, TUNING, list_trials
+from experiments.frame import identify, read_records
 from onebasin.continual import AccuracyMatrix, RebasinStrategy, rotated
 
+RESULTS = Path(__file__).parent.parent.parent / "results"
 TRIAL = {"benchmark": "mnist", "layers": 1, "strategy": "rebasin"}
 
 
@@ -39,6 +43,19 @@ def test_settings_are_the_papers():
     assert plans.param_groups[0]["lr"] == 0.1
     assert (authors.alpha, authors.clip, authors.memory.per_class) == (0.8, 1e-3, 5)
     assert ABLATIONS["as the authors"] == {}
+
+
+def test_trials_have_the_names_of_the_records():
+    """A trial is known by its whole configuration, so an option keeps its name there when the library renames it."""
+    records = read_records(RESULTS / "continual.jsonl")
+    known = {identify(record["config"]) for record in records}
+    settled = [trial for trial in list_trials(quick=False) if "settled" in trial["row"]]
+    assert [identify(trial) in known for trial in settled] == [True] * 3
+    for trial in settled:
+        if trial["benchmark"] == "mnist":
+            strategy = continual.make_strategy(trial, trial["variants"][0], [0], "cpu")
+            assert isinstance(strategy, RebasinStrategy)
+            assert strategy.share_after_fusion == 0.5
 
 
 def test_no_seed_is_both_tuned_and_tested_on():

@@ -131,6 +131,18 @@ def test_a_descent_can_be_resumed():
     assert second.permutation == answer
 
 
+def test_a_resumed_descent_is_the_one_that_was_not_interrupted():
+    a, b = pair()
+    options = {"example_inputs": X, "method": "sinkhorn", "polish": False, "patience": 100}
+    whole = ob.align(b, to=a, steps=20, **options)
+    first = ob.align(b, to=a, steps=10, **options)
+    second = ob.align(b, to=a, steps=10, logits=first.logits, **options)
+    assert [entry["soft"] for entry in first.history + second.history] == [entry["soft"] for entry in whole.history]
+    anew = ob.align(b, to=a, steps=10, logits={"logits.10": first.logits["logits.10"]}, **options)
+    assert anew.history[0]["soft"] == second.history[0]["soft"]
+    assert anew.history[-1]["soft"] != second.history[-1]["soft"]
+
+
 def pair():
     torch.manual_seed(5)
     a, b = mlp(), mlp()

@@ -49,6 +49,20 @@ def test_the_mean_of_many_is_no_worse_than_the_first():
     assert spread("mean") <= spread("first") + 1e-4
 
 
+@pytest.mark.parametrize("reference", ["first", "mean"])
+def test_every_alignment_is_reported(reference):
+    models = [mlp(seed) for seed in range(3)]
+    alignments, permutations = [], []
+    arguments = {"method": "weight-matching", "reference": reference}
+    ob.merge(models, X, on_alignment=lambda *found: alignments.append(found), on_aligned=permutations.extend, **arguments)
+    assert [number for number, _ in alignments][:2] == [1, 2]
+    assert all(alignment.method == "weight-matching" for _, alignment in alignments)
+    if reference == "first":
+        assert [alignment.permutation for _, alignment in alignments] == permutations[1:]
+    else:
+        assert {0, 1, 2} <= {number for number, _ in alignments[2:]}
+
+
 def test_weights():
     _, models = copies(2)
     merged = ob.merge(models, example_inputs=X, weights=[1, 0])

@@ -64,11 +64,11 @@ def test_low_precision(n, dtype):
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_backends_agree_on_sharp_logits(n, backend):
     logits, grad = normal(3, n, n, scale=200).cuda(), normal(3, n, n, seed=1).cuda()
-    plan, columns, rounds = compute_plan(logits, 1.0, 30, None, backend)
+    plan, column_sums, rounds = compute_plan(logits, 1.0, 30, None, backend)
     expected = compute_plan(logits.double(), 1.0, 30, None, "torch")
     assert torch.allclose(plan.double(), expected.plan, atol=5e-3)
     assert torch.equal(rounds, expected.rounds)
-    assert compute_gradient(plan, columns, grad, 1.0, backend).isfinite().all()
+    assert compute_gradient(plan, column_sums, grad, 1.0, backend).isfinite().all()
 
 
 @pytest.mark.parametrize("n", [40, 300])
@@ -92,7 +92,7 @@ def test_what_has_no_plan_is_refused(n):
 
 @pytest.mark.parametrize("shape", [(64, 64), (512, 512), (8, 300, 300), (2048, 2048)])
 def test_results_are_the_same_bit_for_bit_each_time(shape):
-    """A race between the programs of a team would show here."""
+    """A race between cooperating programs would show here."""
     logits, weights = normal(*shape).cuda(), normal(*shape, seed=1).cuda()
     first = run(logits, weights)
     for _ in range(50):
@@ -102,7 +102,7 @@ def test_results_are_the_same_bit_for_bit_each_time(shape):
 
 
 def test_streams_side_by_side():
-    """Two teams that wait for their members at the same time must not keep each other from starting."""
+    """Cooperative launches that wait for their programs at the same time must not keep each other from starting."""
     logits, weights = normal(1024, 1024).cuda(), normal(1024, 1024, seed=1).cuda()
     expected = run(logits, weights)
     torch.cuda.synchronize()

@@ -1,5 +1,7 @@
 """The Triton kernels against the plain path: compiled on a GPU, else interpreted if it is installed."""
 
+import multiprocessing
+
 import numpy as np
 import pytest
 import torch
@@ -9,15 +11,15 @@ if not torch.cuda.is_available() and tuple(int(part) for part in np.__version__.
     pytest.skip("Triton's interpreter needs NumPy below 2.4", allow_module_level=True)
 tl = pytest.importorskip("triton.language")
 
-from onebasin.operator import launching  # noqa: E402
 from onebasin.operator.adjoint import MAX_STEPS, implicit_gradient  # noqa: E402
-from onebasin.operator.kernels import team as kernels  # noqa: E402
-from onebasin.operator.kernels.strip import strip_gradient, strip_rounds  # noqa: E402
-from onebasin.operator.launching import Team, choose_strips, choose_team, launch_gradient, launch_rounds  # noqa: E402
+from onebasin.operator.kernels import streaming_gradient, streaming_rounds  # noqa: E402
+from onebasin.operator.kernels.resident import resident_gradient, resident_rounds  # noqa: E402
+from onebasin.operator.launch import LaunchConfig, _pad, launch_gradient, launch_rounds  # noqa: E402
 from onebasin.operator.rounds import run_rounds  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-ALONE = Team(size=1, num_teams=2, rows=4, num_warps=4)
+STREAMING = LaunchConfig(num_ranks=1, num_slots=2, rows=4, num_warps=4)
+both_kinds = pytest.mark.parametrize("streaming", [None, STREAMING], ids=["resident", "streaming"])
 pytestmark = [
     pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning"),  # NumPy, inside the interpreter
     pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning"),
@@ -30,90 +32,90 @@ def normal(*shape, scale=1.0, seed=0):
     return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale).to(DEVICE)
 
 
-def assert_same_rounds(logits, tau, num_iters, tol, team):
-    actual = launch_rounds(logits, tau, num_iters, tol, team)
+def assert_same_rounds(logits, tau, num_iters, tol, streaming):
+    actual = launch_rounds(logits, tau, num_iters, tol, streaming)
     expected = run_rounds(logits.double(), tau, num_iters, tol)
     room = 1e-5 * max(1.0, logits[logits.isfinite()].abs().max().item() / tau)
     assert torch.equal(actual.rounds, expected.rounds)
     assert torch.allclose(actual.plan.double(), expected.plan, atol=room)
-    assert torch.allclose(actual.columns, actual.plan.sum(-2), atol=1e-5)
-    assert torch.allclose(actual.plan.sum(-1), torch.ones_like(actual.columns), atol=1e-5)
+    assert torch.allclose(actual.column_sums, actual.plan.sum(-2), atol=1e-5)
+    assert torch.allclose(actual.plan.sum(-1), torch.ones_like(actual.column_sums), atol=1e-5)
 
 
-def assert_same_gradient(logits, team, tolerance=1e-4):
-    plan, columns, _ = run_rounds(logits, 0.8, 20, None)
+def assert_same_gradient(logits, streaming, tolerance=1e-4):
+    plan, column_sums, _ = run_rounds(logits, 0.8, 20, None)
     grad = normal(*logits.shape, seed=1)
     before = grad.clone()
-    actual = launch_gradient(plan, columns, grad, 0.8, team)
-    expected = implicit_gradient(plan.double(), columns.double(), grad.double(), 0.8)
+    actual = launch_gradient(plan, column_sums, grad, 0.8, streaming)
+    expected = implicit_gradient(plan.double(), column_sums.double(), grad.double(), 0.8)
     assert (actual - expected).norm() <= tolerance * expected.norm()
     assert torch.equal(grad, before)
 
 
-@pytest.mark.parametrize("team", [None, ALONE])
+@both_kinds
 @pytest.mark.parametrize("scale", [0.0, 1.0, 10.0, 300.0])
 @pytest.mark.parametrize("n", [2, 13, 32, 50])
-def test_rounds(n, scale, team):
-    assert_same_rounds(normal(3, n, n, scale=scale), 0.7, 6, None, team)
+def test_rounds(n, scale, streaming):
+    assert_same_rounds(normal(3, n, n, scale=scale), 0.7, 6, None, streaming)
 
 
-@pytest.mark.parametrize("team", [None, ALONE])
+@both_kinds
 @pytest.mark.parametrize("scale", [0.0, 1.0, 6.0])
 @pytest.mark.parametrize("n", [2, 13, 32, 50])
-def test_gradient(n, scale, team):
-    assert_same_gradient(normal(3, n, n, scale=scale), team)
+def test_gradient(n, scale, streaming):
+    assert_same_gradient(normal(3, n, n, scale=scale), streaming)
 
 
-@pytest.mark.parametrize("team", [None, ALONE])
-def test_tolerance(team):
+@both_kinds
+def test_tolerance(streaming):
     logits = torch.stack([normal(20, 20, scale=scale) for scale in (0.1, 1.0, 20.0)])
-    assert_same_rounds(logits, 1.0, 14, 1e-3, team)
+    assert_same_rounds(logits, 1.0, 14, 1e-3, streaming)
 
 
-@pytest.mark.parametrize("team", [None, ALONE])
+@both_kinds
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision(dtype, team):
+def test_low_precision(dtype, streaming):
     logits = normal(2, 20, 20, scale=3).to(dtype)
-    actual = launch_rounds(logits, 1.0, 10, None, team)
+    actual = launch_rounds(logits, 1.0, 10, None, streaming)
     expected = run_rounds(logits.float(), 1.0, 10, None)
     assert torch.allclose(actual.plan, expected.plan, atol=1e-5)
     grad = normal(2, 20, 20, seed=1).to(dtype)
     assert torch.allclose(
-        launch_gradient(expected.plan, expected.columns, grad, 1.0, team),
-        implicit_gradient(expected.plan, expected.columns, grad.float(), 1.0),
+        launch_gradient(expected.plan, expected.column_sums, grad, 1.0, streaming),
+        implicit_gradient(expected.plan, expected.column_sums, grad.float(), 1.0),
         atol=1e-5,
     )
 
 
-@pytest.mark.parametrize("team", [None, ALONE])
-def test_masks(team):
+@both_kinds
+def test_masks(streaming):
     logits = normal(2, 10, 10)
     logits[:, 0, 1:] = logits[:, 2:, 4] = -torch.inf
-    assert_same_rounds(logits, 1.0, 12, None, team)
-    assert_same_gradient(logits, team)
+    assert_same_rounds(logits, 1.0, 12, None, streaming)
+    assert_same_gradient(logits, streaming)
 
 
-@pytest.mark.parametrize("team", [None, ALONE])
+@both_kinds
 @pytest.mark.parametrize("tau", [1e-4, 1.0, 1e4])
 @pytest.mark.parametrize("scale", [1e-30, 1e5, 1e30])
-def test_any_size(scale, tau, team):
-    plan, columns, _ = launch_rounds(normal(2, 12, 12, scale=scale), tau, 10, None, team)
-    assert torch.allclose(plan.sum(-1), torch.ones_like(columns), atol=1e-5)
-    assert launch_gradient(plan, columns, normal(2, 12, 12), tau, team).isfinite().all()
+def test_any_size(scale, tau, streaming):
+    plan, column_sums, _ = launch_rounds(normal(2, 12, 12, scale=scale), tau, 10, None, streaming)
+    assert torch.allclose(plan.sum(-1), torch.ones_like(column_sums), atol=1e-5)
+    assert launch_gradient(plan, column_sums, normal(2, 12, 12), tau, streaming).isfinite().all()
 
 
-@pytest.mark.parametrize("team", [None, ALONE])
-def test_hard_plans_and_zero_gradients(team):
+@both_kinds
+def test_hard_plans_and_zero_gradients(streaming):
     plan = torch.eye(12, device=DEVICE).expand(2, 12, 12)
-    columns = torch.ones(2, 12, device=DEVICE)
+    column_sums = torch.ones(2, 12, device=DEVICE)
     grad = normal(2, 12, 12)
-    assert launch_gradient(plan, columns, grad, 1.0, team).abs().max() <= 1e-6 * grad.abs().max()
-    assert not launch_gradient(plan, columns, torch.zeros_like(grad), 1.0, team).any()
+    assert launch_gradient(plan, column_sums, grad, 1.0, streaming).abs().max() <= 1e-6 * grad.abs().max()
+    assert not launch_gradient(plan, column_sums, torch.zeros_like(grad), 1.0, streaming).any()
 
 
-@pytest.mark.parametrize("team", [None, ALONE])
+@both_kinds
 @pytest.mark.parametrize("kind", ["nan", "inf", "row", "column"])
-def test_logits_without_a_plan_show_in_the_column_sums(kind, team):
+def test_logits_without_a_plan_show_in_the_column_sums(kind, streaming):
     logits = normal(2, 12, 12)
     if kind in ("nan", "inf"):
         logits[1, 3, 4] = float(kind)
@@ -121,40 +123,12 @@ def test_logits_without_a_plan_show_in_the_column_sums(kind, team):
         logits[1, 3] = -torch.inf
     else:
         logits[1, :, 3] = -torch.inf
-    columns = launch_rounds(logits, 1.0, 8, None, team).columns
-    assert columns[0].isfinite().all()
-    assert not columns[1].isfinite().all()
+    column_sums = launch_rounds(logits, 1.0, 8, None, streaming).column_sums
+    assert column_sums[0].isfinite().all()
+    assert not column_sums[1].isfinite().all()
 
 
-def test_teams_fit_the_device():
-    for num_processors in (1, 20, 132):
-        for n in (129, 200, 512, 1000, 4096, 8192):
-            for batch in (1, 3, 32, 500):
-                team = choose_team(n, batch, num_processors)
-                assert 1 <= team.size * team.num_teams <= 2 * num_processors
-                assert team.num_teams <= batch
-
-
-def test_strips_fit_the_device_and_cover_the_rows():
-    for num_processors in (1, 20, 132):
-        for n in (2, 64, 128, 129, 200, 256, 300, 512, 513, 1024, 1025):
-            for batch in (1, 2, 3, 32, 500):
-                team = choose_strips(n, batch, num_processors)
-                if team is None:
-                    assert n > 128
-                    continue
-                assert team.num_teams == batch
-                assert (team.size - 1) * team.rows < n <= team.size * team.rows
-                assert n <= 1024
-                if team.size > 1:
-                    programs = -(-team.size * batch // num_processors)  # a processor
-                    assert 255 * 32 * team.num_warps * programs <= launching.NUM_REGISTERS
-                    assert 32 * team.num_warps <= launching._pad(n)  # no two threads read one word of the mail
-    assert choose_strips(512, 2, 132) is not None
-    assert choose_strips(1024, 2, 132) is not None
-
-
-def _run_member(rank, kernel, arguments, options):
+def _run_rank(rank, kernel, arguments, options):
     """One program of a launch, in a process of its own."""
     from triton.runtime.interpreter import interpreter_builder as builder
 
@@ -165,91 +139,89 @@ def _run_member(rank, kernel, arguments, options):
     kernel[(1,)](*arguments, **options)
 
 
-def _run_side_by_side(kernel, team, arguments, options):
-    import multiprocessing
-
+def _run_side_by_side(kernel, num_ranks, arguments, options):
     context = multiprocessing.get_context("fork")
-    members = [context.Process(target=_run_member, args=(rank, kernel, arguments, options)) for rank in range(team)]
-    for process in members:
+    processes = [context.Process(target=_run_rank, args=(rank, kernel, arguments, options)) for rank in range(num_ranks)]
+    for process in processes:
         process.start()
-    for process in members:
+    for process in processes:
         process.join(60)
-    codes = [process.exitcode for process in members]
-    for process in members:
+    codes = [process.exitcode for process in processes]
+    for process in processes:
         process.kill()
-    assert codes == [0] * team
+    assert codes == [0] * num_ranks
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="on a GPU programs run side by side anyway")
 @pytest.mark.parametrize(("scale", "tol"), [(1.0, None), (4.0, 1e-2), (60.0, None)])
-def test_strips_side_by_side(scale, tol):
-    """A team of three on two problems, one process a member, its mail and counter in shared memory."""
-    n, rows, team, tau = 40, 16, 3, 0.8
-    options = {"N": launching._pad(n), "ROWS": rows, "TEAM": 4}
+def test_resident_programs_that_cooperate(scale, tol):
+    """Three programs on two problems, each in a process of its own, with the message buffer in shared memory."""
+    n, rows, num_ranks, tau = 40, 16, 3, 0.8
+    options = {"N": _pad(n), "ROWS": rows, "RANKS": 4}
     exponent = 1.4426950408889634 / tau
 
     def shared(tensor):
         return tensor.clone().share_memory_()
 
-    def mail():  # for one team, which takes the problems in turn
+    def messages():  # of one slot, which takes the problems in turn
         return shared(torch.zeros(2 * 5 * options["N"], dtype=torch.int64))
 
-    x, plan, columns = shared(normal(2, n, n, scale=scale)), shared(torch.zeros(2, n, n)), shared(torch.zeros(2, n))
+    x, plan, column_sums = shared(normal(2, n, n, scale=scale)), shared(torch.zeros(2, n, n)), shared(torch.zeros(2, n))
     rounds = shared(torch.zeros(2, dtype=torch.int64))
-    numbers = (2, n, exponent, 1 / exponent, 9, tol or 0.0, 4, team, 1)
-    arguments = (x, plan, columns, rounds, mail(), *numbers)
-    _run_side_by_side(strip_rounds, team, arguments, {**options, "HAS_TOL": tol is not None})
+    scalars = (2, n, exponent, 1 / exponent, 9, tol or 0.0, 4, num_ranks, 1)
+    arguments = (x, plan, column_sums, rounds, messages(), *scalars)
+    _run_side_by_side(resident_rounds, num_ranks, arguments, {**options, "HAS_TOL": tol is not None})
     expected = run_rounds(x.double(), tau, 9, tol)
     assert torch.equal(rounds, expected.rounds)
     assert torch.allclose(plan.double(), expected.plan, atol=1e-5)
-    assert torch.allclose(columns, plan.sum(-2), atol=1e-5)
+    assert torch.allclose(column_sums, plan.sum(-2), atol=1e-5)
     grad, result = shared(normal(2, n, n, seed=1)), shared(torch.zeros(2, n, n))
-    arguments = (plan, columns, grad, result, mail(), 2, n, 1 / tau, MAX_STEPS, team, 1)
-    _run_side_by_side(strip_gradient, team, arguments, options)
+    arguments = (plan, column_sums, grad, result, messages(), 2, n, 1 / tau, MAX_STEPS, num_ranks, 1)
+    _run_side_by_side(resident_gradient, num_ranks, arguments, options)
     wanted = implicit_gradient(plan.double(), plan.double().sum(-2), grad.double(), tau)
     assert (result - wanted).norm() <= 1e-4 * wanted.norm() + 1e-6 * grad.norm()
 
 
 @triton.jit
 def run_phase(
-    x, plan, columns, grad, result, work, team, n, scale, unscale, rate, step, last, max_steps,
+    x, plan, column_sums, grad, result, work, num_ranks, n, scale, unscale, rate, step, last, max_steps,
     PHASE: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    member = tl.program_id(0)
+    rank = tl.program_id(0)
     if PHASE == 0:
-        kernels.start_columns(x, work, member, team, n, scale, unscale, N, BLOCK, ROWS)
+        streaming_rounds.start_columns(x, work, rank, num_ranks, n, scale, unscale, N, BLOCK, ROWS)
     elif PHASE == 1:
-        kernels.normalise_rows(x, plan, work, member, team, n, scale, unscale, step, last == 1, N, ROWS)
+        streaming_rounds.normalise_rows(x, plan, work, rank, num_ranks, n, scale, unscale, step, last == 1, N, ROWS)
     elif PHASE == 2:
-        kernels.reduce_columns(x, columns, work, member, team, n, scale, unscale, step, N, BLOCK, ROWS)
+        streaming_rounds.reduce_columns(x, column_sums, work, rank, num_ranks, n, scale, unscale, step, N, BLOCK, ROWS)
     elif PHASE == 3:
-        kernels.start_gradient(plan, grad, work, member, team, n, N, ROWS)
+        streaming_gradient.start_gradient(plan, grad, work, rank, num_ranks, n, N, ROWS)
     elif PHASE == 4:
-        kernels.reduce_start(work, member, team, n, N, BLOCK)
+        streaming_gradient.reduce_start(work, rank, num_ranks, n, N, BLOCK)
     elif PHASE == 5:
-        running, direction = kernels.advance(work, member, n, step, max_steps, N)
+        running, direction = streaming_gradient.update_solver(work, rank, n, step, max_steps, N)
         if running:
-            kernels.multiply_rows(plan, work, direction, member, team, n, N, ROWS)
+            streaming_gradient.multiply_rows(plan, work, direction, rank, num_ranks, n, N, ROWS)
     elif PHASE == 6:
-        kernels.reduce_image(columns, work, member, team, n, step, N, BLOCK)
+        streaming_gradient.reduce_image(column_sums, work, rank, num_ranks, n, step, N, BLOCK)
     else:
-        kernels.finish_gradient(plan, grad, result, work, member, team, n, rate, step, N, ROWS)
+        streaming_gradient.finish_gradient(plan, grad, result, work, rank, num_ranks, n, rate, step, N, ROWS)
 
 
-@pytest.mark.parametrize(("n", "team"), [(20, 3), (50, 4), (50, 7)])
+@pytest.mark.parametrize(("n", "num_ranks"), [(20, 3), (50, 4), (50, 7)])
 @pytest.mark.parametrize("scale", [1.0, 6.0, 300.0])
-def test_phases_of_a_team(n, team, scale):
-    """The phases one launch each: so a team of several members can be tried where programs run in turn."""
+def test_phases_of_the_streaming_kernels(n, num_ranks, scale):
+    """One launch per phase, so that cooperating programs can be tested where programs run one after the other."""
     x, grad, tau, num_iters = normal(n, n, scale=scale), normal(n, n, seed=1), 0.8, 5
-    plan, result, columns = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x[0])
-    work = torch.full(((kernels.GRADIENT_VECTORS + 2 * team) * launching._pad(n),), torch.nan, device=DEVICE)
+    plan, result, column_sums = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x[0])
+    work = torch.full(((streaming_gradient.PARTIALS.value + 2 * num_ranks) * _pad(n),), torch.nan, device=DEVICE)
     exponent = 1.4426950408889634 / tau
 
     def run(phase, step=0, last=False):
-        run_phase[(team,)](
-            x, plan, columns, grad, result, work, team, n, exponent, 1 / exponent, 1 / tau, step, int(last),
+        run_phase[(num_ranks,)](
+            x, plan, column_sums, grad, result, work, num_ranks, n, exponent, 1 / exponent, 1 / tau, step, int(last),
             MAX_STEPS,
-            PHASE=phase, N=launching._pad(n), BLOCK=16, ROWS=4,
+            PHASE=phase, N=_pad(n), BLOCK=16, ROWS=4,
         )  # fmt: skip
 
     run(0)
@@ -259,14 +231,14 @@ def test_phases_of_a_team(n, team, scale):
     expected = run_rounds(x.double(), tau, num_iters, None)
     room = 1e-5 * max(1.0, x.abs().max().item())
     assert torch.allclose(plan.double(), expected.plan, atol=room)
-    assert torch.allclose(columns, plan.sum(0), atol=1e-5)
+    assert torch.allclose(column_sums, plan.sum(0), atol=1e-5)
     if scale < 10:
         run(3)
         run(4)
-        scalars = work[kernels.SCALARS.value * launching._pad(n) :]
+        scalars = work[streaming_gradient.SCALARS.value * _pad(n) :]
         for step in range(MAX_STEPS):
             run(5, step)
-            if not scalars[2 + step % 2] > scalars[1]:  # the power of the residual against its target
+            if not scalars[2 + step % 2] > scalars[1]:  # the squared residual against its target
                 break
             run(6, step)
         run(7, step)

@@ -9,8 +9,8 @@ from torch import nn
 
 import onebasin as ob
 from benchmarks.peak_memory import PeakMemory
-from onebasin.descent.cuda_graphs import NUM_PLAIN, Step
-from onebasin.matching.methods.sinkhorn import find_distance, make_step
+from onebasin.descent.cuda_graphs import NUM_WARMUP, CapturedStep
+from onebasin.matching.methods.sinkhorn import find_distance, make_optimizer, make_step
 from onebasin.matching.problem import Problem
 from onebasin.relaxation import mixing
 from onebasin.relaxation.objectives import as_objective, parameter_keys
@@ -89,7 +89,7 @@ def test_a_step_is_the_general_one(monkeypatch):
     ended = []
     for given in (objective, as_objective(lambda params, target, batch: objective(params, target))):
         twin = copy.deepcopy(net)
-        step = make_step(Problem(net.symmetry, source, target, keys, given), twin, lr=0.1)
+        step = make_step(Problem(net.symmetry, source, target, keys, given), twin, make_optimizer(twin, 0.1))
         costs = torch.stack([step(None) for _ in range(5)])
         ended.append((costs, twin.state_dict()))
     torch.testing.assert_close(ended[0], ended[1], rtol=1e-9, atol=1e-9)
@@ -188,8 +188,8 @@ def test_a_captured_step_is_the_plain_one(width):
         net = ob.RebasinNet(b, symmetry)
         problem = Problem(symmetry, source, target, keys, ob.WeightDistance(keys=keys))
         assert (find_distance(problem, net) is not None) == (width > 1024)
-        step = Step(make_step(problem, net, lr=0.1), capture, torch.device("cuda"))
-        costs = torch.stack([step(None).clone() for _ in range(NUM_PLAIN + 6)])
+        step = CapturedStep(make_step(problem, net, make_optimizer(net, 0.1)), capture, torch.device("cuda"))
+        costs = torch.stack([step(None).clone() for _ in range(NUM_WARMUP + 6)])
         assert step.is_captured == capture
         ended.append((costs, net.state_dict()))
     torch.testing.assert_close(ended[0], ended[1], rtol=1e-4, atol=1e-4)

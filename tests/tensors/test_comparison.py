@@ -35,6 +35,13 @@ def test_what_is_not_finite_is_named(value, lazy):
         check_finite({"the first": good, "the second": bad.lazily() if lazy else bad})
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float16, torch.bfloat16, torch.float64])
+def test_nan_is_found_in_every_type(dtype):
+    check_finite({"a": read_state({"w": torch.ones(3).to(dtype)})})
+    with pytest.raises(ValueError, match="'w' of a holds NaN or infinity"):
+        check_finite({"a": read_state({"w": torch.tensor([1.0, float("nan")]).to(dtype)})})
+
+
 def test_sums_may_overflow():
     check_finite({"large": read_state({"w": torch.full((4,), 3e38)}), "narrow": read_state({"w": torch.ones(2).half()})})
 

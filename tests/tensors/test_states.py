@@ -150,3 +150,13 @@ def test_work_is_tracked():
         )  # fmt: skip
         assert seen[0][:2] == (what, 0)
         assert all(0 <= done < total for _, done, total in seen)
+
+
+def test_a_permuted_state_is_saved_as_a_plain_state_dict(tmp_path):
+    model, _, permutation = planted("tied embedding")
+    state = permutation.apply(model)
+    torch.save(state, tmp_path / "state.pt")
+    loaded = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert list(loaded) == list(state)
+    assert all(torch.equal(loaded[key], value) for key, value in state.items())
+    assert read_state(loaded).load().ties == state.ties

@@ -1,16 +1,18 @@
-"""Checkpoints on disk: opened lazily, written as they were found."""
+"""Checkpoints on disk: opened lazily, written in the layout they came in."""
 
+from onebasin.checkpoints.adapters import move_adapter
 from onebasin.checkpoints.architectures import Architecture, find_architecture
-from onebasin.checkpoints.attachments import move_adapter, move_optimizer
-from onebasin.checkpoints.naming import check_finite, fit_names
-from onebasin.checkpoints.opening import Opened, open_models
-from onebasin.checkpoints.reading import Checkpoint, open_checkpoint
+from onebasin.checkpoints.checkpoint import Checkpoint
+from onebasin.checkpoints.checkpoint_set import CheckpointSet, open_models
+from onebasin.checkpoints.optimizer_states import move_optimizer
+from onebasin.checkpoints.reading import open_checkpoint
+from onebasin.checkpoints.tensor_names import check_finite, fit_names
 from onebasin.checkpoints.writing import check_output, write_checkpoint
 
 __all__ = [
     "Architecture",
     "Checkpoint",
-    "Opened",
+    "CheckpointSet",
     "check_finite",
     "check_output",
     "find_architecture",

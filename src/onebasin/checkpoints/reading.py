@@ -1,109 +1,26 @@
 """Open checkpoints for reading, tensor by tensor: safetensors, PyTorch files, shards, Hugging Face folders.
 
-No code from a file is run: PyTorch files go through ``torch.load(weights_only=True)``, which refuses everything but
+No code from a file is run: PyTorch files are read by ``torch.load(weights_only=True)``, which refuses everything but
 tensors and plain containers.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import zipfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from onebasin.checkpoints.checkpoint import SAFETENSORS_TYPES, TORCH_ENDINGS, WEIGHT_FILES, Checkpoint, FileLayout
 from onebasin.tensors.files import import_safetensors
-from onebasin.tensors.states import LazyState
 
-# In the order in which `from_pretrained` looks for them.
-WEIGHT_FILES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-    "adapter_model.safetensors",
-    "adapter_model.bin",
-    "diffusion_pytorch_model.safetensors",
-    "diffusion_pytorch_model.safetensors.index.json",
-)
-TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
 _CONTAINERS = ("state_dict", "model_state_dict", "model", "module", "net", "ema")
-_DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-    "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64, "C64": torch.complex64,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How a checkpoint lies on disk.
-
-    Attributes:
-        path: the file or folder that was named.
-        files: for each weight file, the names of the tensors in it.
-        index: the file that tells which shard holds what, if there are shards.
-        container: in a PyTorch file, the entry that holds the state dict; "" if it is the whole file.
-        extras: in a PyTorch file, entries of the state dict that are no tensors.
-        metadata: of each safetensors file.
-    """
-
-    path: Path
-    files: Mapping[Path, tuple[str, ...]]
-    index: Path | None = None
-    container: str = ""
-    extras: Mapping[str, Any] = field(default_factory=dict)
-    metadata: Mapping[Path, Mapping[str, str]] = field(default_factory=dict)
-
-    @property
-    def is_folder(self) -> bool:
-        """Whether a copy of it is a folder: it was one, or has several files."""
-        return self.path.is_dir() or self.index is not None
-
-    @property
-    def folder(self) -> Path | None:
-        """The Hugging Face folder it came from, with a configuration; None for other checkpoints."""
-        return self.path if self.path.is_dir() and (self.path / "config.json").is_file() else None
-
-
-class Checkpoint(LazyState):
-    """A checkpoint on disk as a lazy state.
-
-    Attributes:
-        layout: its files.
-        names: for each key the name of its tensor in the files: another where a prefix was taken off.
-        notes: what a person should know about how it was read.
-        original: under the names in the files, with all that is in them; itself if it was not renamed.
-    """
-
-    def __init__(
-        self,
-        shapes: Mapping[str, Tensor],
-        read: Callable[[str], Tensor],
-        layout: Layout,
-        names: Mapping[str, str],
-        notes: tuple[str, ...] = (),
-        original: Checkpoint | None = None,
-    ):
-        super().__init__(shapes, read)
-        self.layout, self.names, self.notes = layout, dict(names), notes
-        self.original = original or self
-
-    @property
-    def dtypes(self) -> dict[str, int]:
-        """How many entries there are of each type."""
-        counts: dict[str, int] = {}
-        for value in self.shapes.values():
-            name = str(value.dtype).removeprefix("torch.")
-            counts[name] = counts.get(name, 0) + value.numel()
-        return counts
+"""Entries of a PyTorch file in which a state dict is looked for."""
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -123,14 +40,16 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"there is no file or folder {path}")
-    main = _weights_of_folder(path) if path.is_dir() else path
-    if main.name.endswith(".index.json"):
-        return _open_shards(path, main)
-    _check_is_weights(main)
-    return _open_torch(path, main) if _is_torch(main) else _open_safetensors(path, [main], None)
+    file = _find_weights(path) if path.is_dir() else path
+    return _open_shards(path, file) if file.name.endswith(".index.json") else _open_file(path, file)
 
 
-def _weights_of_folder(folder: Path) -> Path:
+def _open_file(path: Path, file: Path) -> Checkpoint:
+    _check_is_weights(file)
+    return _open_torch(path, file) if _is_torch(file) else _open_safetensors(path, file)
+
+
+def _find_weights(folder: Path) -> Path:
     for name in WEIGHT_FILES:
         if (folder / name).is_file():
             return folder / name
@@ -168,51 +87,46 @@ def _open_shards(path: Path, index: Path) -> Checkpoint:
     for file in files:
         if not file.is_file():
             raise FileNotFoundError(f"the shard {file.name} is missing: {index} expects it beside itself")
-        _check_is_weights(file)
-    parts = [_open_torch(file, file) if _is_torch(file) else _open_safetensors(file, [file], None) for file in files]
-    home: dict[str, Checkpoint] = {}
-    for file, part in zip(files, parts, strict=True):
-        for key in part:
+    shards = {file: _open_file(file, file) for file in files}
+    shard_of: dict[str, Checkpoint] = {}
+    for file, shard in shards.items():
+        for key in shard:
             if weight_map.get(key) != file.name:
                 raise ValueError(f"{file.name} holds {key!r}, which {index.name} does not place there")
-            home[key] = part
+            shard_of[key] = shard
     for key, name in weight_map.items():
-        if key not in home:
+        if key not in shard_of:
             raise ValueError(f"{index.name} places {key!r} in {name}, which does not hold it")
-    layout = Layout(
-        path,
-        {file: tuple(part) for file, part in zip(files, parts, strict=True)},
-        index,
-        metadata={file: part.layout.metadata.get(file, {}) for file, part in zip(files, parts, strict=True)},
-    )
-    shapes = {key: home[key].shapes[key] for key in weight_map}
-    return Checkpoint(shapes, lambda key: home[key][key], layout, {key: key for key in shapes})
+    contents = {file: tuple(shard) for file, shard in shards.items()}
+    metadata = {file: shard.layout.metadata.get(file, {}) for file, shard in shards.items()}
+    shapes = {key: shard_of[key].shapes[key] for key in weight_map}
+    return Checkpoint(shapes, lambda key: shard_of[key][key], FileLayout(path, contents, index, metadata=metadata))
 
 
-def _open_safetensors(path: Path, files: list[Path], index: Path | None) -> Checkpoint:
-    (file,) = files
+def _open_safetensors(path: Path, file: Path) -> Checkpoint:
     safetensors = import_safetensors()
     try:
         with safetensors.safe_open(file, framework="pt") as opened:
             metadata = opened.metadata() or {}
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
-            found = {name: (part.get_dtype(), part.get_shape()) for name, part in slices.items()}
-    except Exception as error:  # the library raises its own type, and plain ones for some kinds of damage
+            found = {name: (value.get_dtype(), value.get_shape()) for name, value in slices.items()}
+    except Exception as error:  # the library raises an exception of its own, and built-in ones for some kinds of damage
         raise ValueError(f"{file} is not a safetensors file, or it is damaged: {_first_sentence(error)}") from None
     for name, (dtype, _) in found.items():
-        if dtype not in _DTYPES:
+        if dtype not in SAFETENSORS_TYPES:
             raise ValueError(f"{name!r} in {file} has the type {dtype}, which PyTorch has no tensors of")
     if not found:
         raise ValueError(f"{file} holds no tensors")
-    shapes = {name: torch.empty(shape, dtype=_DTYPES[dtype], device="meta") for name, (dtype, shape) in found.items()}
+    shapes = {
+        name: torch.empty(shape, dtype=SAFETENSORS_TYPES[dtype], device="meta") for name, (dtype, shape) in found.items()
+    }
 
     def read(name: str) -> Tensor:
-        # Opened anew for each tensor: what is read stays mapped only as long as the tensor lives.
+        # The file is opened again for each tensor, so that it is mapped only as long as the tensor lives.
         with safetensors.safe_open(file, framework="pt") as opened:
             return opened.get_tensor(name)
 
-    layout = Layout(path, {file: tuple(shapes)}, index, metadata={file: metadata})
-    return Checkpoint(shapes, read, layout, {name: name for name in shapes})
+    return Checkpoint(shapes, read, FileLayout(path, {file: tuple(shapes)}, metadata={file: metadata}))
 
 
 def _open_torch(path: Path, file: Path) -> Checkpoint:
@@ -226,30 +140,25 @@ def _open_torch(path: Path, file: Path) -> Checkpoint:
         if value.layout != torch.strided or value.is_quantized or value.is_nested:
             raise ValueError(f"{key!r} in {file} is not a plain tensor but {value.layout}, {value.dtype}")
     shapes = {key: value.detach().to("meta") for key, value in tensors.items()}
-    layout = Layout(path, {file: tuple(shapes)}, None, container, extras)
-    read = functools.partial(_detached, tensors)
-    return Checkpoint(shapes, read, layout, {key: key for key in shapes}, notes)
-
-
-def _detached(tensors: Mapping[str, Tensor], key: str) -> Tensor:
-    return tensors[key].detach()
+    layout = FileLayout(path, {file: tuple(shapes)}, container=container, extras=extras)
+    return Checkpoint(shapes, lambda key: tensors[key].detach(), layout, notes=notes)
 
 
 def load_plain(file: Path) -> Any:
-    """The content of a PyTorch file of tensors and plain containers; nothing in it is run.
+    """The content of a PyTorch file that holds tensors and plain containers. No code in it is run.
 
     Raises:
-        ValueError: if it is damaged, or holds anything else.
+        ValueError: if the file is damaged, or holds anything else.
     """
     try:
         is_zip = zipfile.is_zipfile(file)
         if is_zip:
-            with zipfile.ZipFile(file) as archive:  # PyTorch itself trusts the sizes and checksums in it
+            with zipfile.ZipFile(file) as archive:  # PyTorch does not check the checksums
                 damaged = archive.testzip()
             if damaged is not None:
                 raise ValueError(f"the checksum of {damaged} in it is wrong")
         return torch.load(file, map_location="cpu", weights_only=True, mmap=True if is_zip else None)
-    except Exception as error:  # of many types, depending on where the damage is
+    except Exception as error:  # its type depends on where the damage is
         reason = str(error)
         if "weights_only" in reason or "Unsupported" in reason:
             raise ValueError(
@@ -260,7 +169,7 @@ def load_plain(file: Path) -> Any:
 
 
 def _find_state(content: Any, file: Path) -> tuple[Mapping[Any, Any], str, tuple[str, ...]]:
-    """The state dict in what a file held, and the entry it was in."""
+    """The state dict in the content of a file, the name of the entry that holds it, and notes."""
     if not isinstance(content, Mapping):
         raise ValueError(f"{file} holds a {type(content).__name__}, not a state dict")
     if any(isinstance(value, Tensor) for value in content.values()):

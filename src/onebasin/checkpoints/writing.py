@@ -1,7 +1,8 @@
-"""Write checkpoints in the layout of the one they came from, a shard and, where the format allows, a tensor at a time."""
+"""Write checkpoints in the layout of the one they came from: shard by shard and, if the format allows, tensor by tensor."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -12,15 +13,15 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from onebasin.checkpoints.reading import _DTYPES, TORCH_ENDINGS, WEIGHT_FILES, Checkpoint
+from onebasin.checkpoints.checkpoint import SAFETENSORS_TYPES, TORCH_ENDINGS, WEIGHT_FILES, Checkpoint
 from onebasin.tensors.files import check_writable, write_atomically, write_folder_atomically
+from onebasin.tensors.progress import Progress
+from onebasin.tensors.states import LazyState, State, read_state
 
-_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-# What `from_pretrained` and other readers of a folder need beside the weights.
-_CARRIED = (".json", ".txt", ".model", ".jinja", ".tiktoken")
-_REPLACEABLE = (*_CARRIED, *TORCH_ENDINGS, ".safetensors")
-
-Progress = Callable[[str, int, int], None]
+_TYPE_NAMES = {dtype: name for name, dtype in SAFETENSORS_TYPES.items()}
+_COPIED = (".json", ".txt", ".model", ".jinja", ".tiktoken")
+"""Endings of files that `from_pretrained` and other readers of a folder need beside the weights."""
+_REPLACEABLE = (*_COPIED, *TORCH_ENDINGS, ".safetensors")
 
 
 def check_output(
@@ -29,11 +30,11 @@ def check_output(
     """Refuse, before any work, an output that cannot or should not be written.
 
     Raises:
-        ValueError: if it is one of the inputs, exists and `force` is not given, has no folder to lie in, has an ending that
-            the format does not fit, is a folder that holds other things, or there is too little room for it.
+        ValueError: if it is one of the inputs, exists and `force` is not given, is in a folder that does not exist, has an
+            ending that names no format, is a folder with other things in it, or the disk has too little space.
     """
     target = Path(path)
-    for source in (like.layout.path, *map(Path, inputs)):
+    for source in (like.path, *map(Path, inputs)):
         place, other = target.resolve(), source.resolve()
         if place == other or other in place.parents or place in other.parents:
             raise ValueError(f"{target} is, or lies in, or holds the input {source}: inputs are never changed")
@@ -43,7 +44,7 @@ def check_output(
             if not entry.is_file() or entry.suffix not in _REPLACEABLE:
                 raise ValueError(f"{target} holds {entry.name}, which is not part of a checkpoint: give another folder")
     if not like.layout.is_folder:
-        _format_of(target)
+        _find_format(target)
     existing = target
     while not existing.exists():
         existing = existing.absolute().parent
@@ -62,88 +63,78 @@ def write_checkpoint(
 ) -> None:
     """Write a state with the names, files and format of the checkpoint it was made from.
 
-    A folder keeps its shards, its index and, from a Hugging Face folder, the configuration and tokenizer files. A single
-    file takes the format of its ending. What is written appears all at once, under its name, when it is complete.
+    A folder keeps its shards and its index; a Hugging Face folder keeps its configuration and tokenizer files as well. The
+    format of a single file follows from its ending. The output appears under its name only when it is complete.
 
     Args:
-        path: a file, or for a folder of weights a folder.
-        state: its keys are those of `like`; tensors are read one at a time. Other tensors of `like`'s files are copied.
+        path: a file, or a folder if `like` is one.
+        state: its keys are those of `like`. Tensors are read one at a time. Other tensors in the files of `like` are copied.
         like: the checkpoint whose layout to use.
-        force: replace what is there.
+        force: replace what exists.
         progress: called with what is being done, how many tensors are written, and how many there are.
         beside: for a folder, further files to write into it, by name.
     """
     check_output(path, like, force)
     target = Path(path)
-    tensors = _by_name(state, like)
-    count = _Count(len(tensors), progress)
+    tensors = _name_as_in_files(read_state(state), like)
+    tensors = tensors if progress is None else _count_reads(tensors, progress)
     if like.layout.is_folder:
 
         def write(folder: Path) -> None:
-            _write_folder(folder, tensors, like, count)
+            _write_folder(folder, tensors, like)
             for name, write_file in (beside or {}).items():
                 write_file(folder / name)
 
         write_folder_atomically(target, write, force)
         return
     (file,) = like.layout.files
-    if _format_of(target) == "safetensors":
-        metadata = like.layout.metadata.get(file) or {"format": "pt"}
-        write_atomically(target, lambda temporary: _write_safetensors(temporary, tensors, metadata, count))
+    if _find_format(target) == "safetensors":
+        metadata = like.layout.metadata.get(file)
+        write_atomically(target, lambda temporary: _write_safetensors(temporary, tensors, metadata))
     else:
-        write_atomically(target, lambda temporary: _write_torch(temporary, tensors, like, count))
+        write_atomically(target, lambda temporary: _write_torch(temporary, tensors, like))
 
 
-class _Count:
-    def __init__(self, total: int, progress: Progress | None):
-        self.done, self.total, self.progress = 0, total, progress
-
-    def step(self) -> None:
-        self.done += 1
-        if self.progress is not None:
-            self.progress("writing", self.done, self.total)
-
-
-Lazy = dict[str, tuple[Tensor, Callable[[], Tensor]]]
-"""By name in the file: the shape as a meta tensor, and how to get the tensor."""
-
-
-def _by_name(state: Mapping[str, Tensor], like: Checkpoint) -> Lazy:
-    shapes = state.shapes if hasattr(state, "shapes") else state  # type: ignore[attr-defined]
-    result: Lazy = {}
+def _name_as_in_files(state: State, like: Checkpoint) -> LazyState:
+    """The tensors under their names in the files of `like`, together with its other tensors."""
+    keys: dict[str, str] = {}
     for key, name in like.names.items():
-        result.setdefault(name, (shapes[key], lambda key=key: state[key]))
-    for name in (n for names in like.layout.files.values() for n in names):
-        if name not in result:
-            result[name] = (like.original.shapes[name], lambda name=name: like.original[name])
-    return result
+        keys.setdefault(name, key)
+    given = state.shapes
+    shapes = {name: given[keys[name]] if name in keys else shape for name, shape in like.original.shapes.items()}
+    return LazyState(shapes, lambda name: state[keys[name]] if name in keys else like.original[name])
 
 
-def _write_folder(folder: Path, tensors: Lazy, like: Checkpoint, count: _Count) -> None:
-    source = like.layout.path
-    if source.is_dir():
-        skipped = {*WEIGHT_FILES, *(file.name for file in like.layout.files)}
-        for file in sorted(source.iterdir()):
-            if file.is_file() and file.suffix in _CARRIED and file.name not in skipped:
+def _count_reads(tensors: LazyState, progress: Progress) -> LazyState:
+    """The same tensors; each one that is read is reported as written."""
+    numbers = itertools.count(1)
+
+    def count(name: str, value: Tensor) -> Tensor:
+        progress("writing", next(numbers), len(tensors))
+        return value
+
+    return tensors.map(count)
+
+
+def _write_folder(folder: Path, tensors: LazyState, like: Checkpoint) -> None:
+    if like.path.is_dir():
+        weights = {*WEIGHT_FILES, *(file.name for file in like.layout.files)}
+        for file in sorted(like.path.iterdir()):
+            if file.is_file() and file.suffix in _COPIED and file.name not in weights:
                 shutil.copyfile(file, folder / file.name)
     for file, names in like.layout.files.items():
-        part = {name: tensors[name] for name in names}
-        if _is_safetensors(file):
-            _write_safetensors(folder / file.name, part, like.layout.metadata.get(file) or {"format": "pt"}, count)
+        shard = LazyState({name: tensors.shapes[name] for name in names}, tensors.__getitem__)
+        if file.suffix in TORCH_ENDINGS:
+            _write_torch(folder / file.name, shard, like)
         else:
-            _write_torch(folder / file.name, part, like, count)
+            _write_safetensors(folder / file.name, shard, like.layout.metadata.get(file))
     if like.layout.index is not None:
         index = json.loads(like.layout.index.read_text())
-        total = sum(shape.nbytes for shape, _ in tensors.values())
-        index["metadata"] = {**(index.get("metadata") or {}), "total_size": total}
+        index["metadata"] = {**(index.get("metadata") or {}), "total_size": tensors.num_bytes}
         (folder / like.layout.index.name).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _is_safetensors(file: Path) -> bool:
-    return file.suffix not in TORCH_ENDINGS
-
-
-def _format_of(target: Path) -> str:
+def _find_format(target: Path) -> str:
     if target.suffix == ".safetensors":
         return "safetensors"
     if target.suffix in TORCH_ENDINGS:
@@ -151,25 +142,24 @@ def _format_of(target: Path) -> str:
     raise ValueError(f"cannot tell the format of {target}: it should end in .safetensors, {', '.join(TORCH_ENDINGS)}")
 
 
-def _write_safetensors(file: Path, tensors: Lazy, metadata: Mapping[str, str], count: _Count) -> None:
-    """The format itself, since the library would hold all tensors at once: length of header, JSON header, tensors."""
+def _write_safetensors(file: Path, tensors: LazyState, metadata: Mapping[str, str] | None) -> None:
+    """Write the format directly, as the library would hold all tensors at once: header length, JSON header, tensors."""
     # The widest types first, so that every tensor begins at a multiple of its item size.
-    ordered = sorted(tensors.items(), key=lambda entry: (-entry[1][0].dtype.itemsize, entry[0]))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    ordered = sorted(tensors.shapes.items(), key=lambda entry: (-entry[1].dtype.itemsize, entry[0]))
+    header: dict[str, Any] = {"__metadata__": dict(metadata or {"format": "pt"})}
     start = 0
-    for name, (shape, _) in ordered:
-        if shape.dtype not in _DTYPE_NAMES:
+    for name, shape in ordered:
+        if shape.dtype not in _TYPE_NAMES:
             raise ValueError(f"{name!r} has the type {shape.dtype}, which safetensors files have no name for")
         end = start + shape.nbytes
-        header[name] = {"dtype": _DTYPE_NAMES[shape.dtype], "shape": list(shape.shape), "data_offsets": [start, end]}
+        header[name] = {"dtype": _TYPE_NAMES[shape.dtype], "shape": list(shape.shape), "data_offsets": [start, end]}
         start = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with file.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
-        for name, (shape, read) in ordered:
-            _write_tensor(stream, name, shape, read())
-            count.step()
+        for name, shape in ordered:
+            _write_tensor(stream, name, shape, tensors[name])
 
 
 def _write_tensor(stream: BinaryIO, name: str, shape: Tensor, value: Tensor) -> None:
@@ -179,13 +169,11 @@ def _write_tensor(stream: BinaryIO, name: str, shape: Tensor, value: Tensor) -> 
     stream.write(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
 
 
-def _write_torch(file: Path, tensors: Lazy, like: Checkpoint, count: _Count) -> None:
-    """PyTorch's own format; its writer holds all tensors of a file at once."""
-    state: dict[str, Any] = {}
-    for name, (_, read) in tensors.items():
-        value = read().detach().cpu()
-        # A view would take its whole storage along, which for a mapped file is all of it.
-        state[name] = value.clone(memory_format=torch.contiguous_format)
-        count.step()
+def _write_torch(file: Path, tensors: LazyState, like: Checkpoint) -> None:
+    """PyTorch's own format. Its writer holds all tensors of a file at once."""
+    # A view would be saved with its whole storage, which for a mapped file is all of the file.
+    state: dict[str, Any] = {
+        name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()
+    }
     state.update(like.layout.extras)
     torch.save({like.layout.container: state} if like.layout.container else state, file)

@@ -1,4 +1,4 @@
-"""The table of commands, and one sentence for everything that can go wrong."""
+"""The table of commands; errors become one sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from onebasin import __version__
 from onebasin.cli.commands.align import align
 from onebasin.cli.commands.apply import apply
 from onebasin.cli.commands.barrier import barrier
@@ -21,7 +22,7 @@ from onebasin.cli.commands.demo import demo
 from onebasin.cli.commands.inspect import inspect
 from onebasin.cli.commands.merge import merge
 from onebasin.cli.commands.verify import verify
-from onebasin.cli.console import begin, speaks_json
+from onebasin.cli.console import remember_arguments, wants_json
 
 REFUSED, INTERNAL, INTERRUPTED = 3, 70, 130
 
@@ -34,9 +35,9 @@ Start here:
   onebasin align a.pt b.pt -o c.pt --model nets:make --input-shape 1,3,32,32
   onebasin merge llama-a llama-b -o merged --report merged.html
 
-Checkpoints are safetensors, .pt, .pth, .bin, shards or Hugging Face folders. \
-Nothing in them is ever run, and inputs are never changed. \
-Outputs appear when they are complete, and replace nothing without --force.
+Checkpoints are safetensors files, .pt, .pth, .bin or .ckpt files, shards with an index, or Hugging Face folders. \
+No code in them is run, and inputs are never changed. \
+An output appears under its name when it is complete, and replaces an existing one only with --force.
 """.replace("\\\n", "")
 _EPILOG = (
     "Exit codes: 0 done, 1 the answer is no (verify), 2 usage, 3 refused (the reason is on standard error), 130 interrupted."
@@ -48,7 +49,7 @@ app = typer.Typer(
     epilog=_EPILOG,
     no_args_is_help=True,
     add_completion=False,
-    # Boxes cut words off where there is little room.
+    # Boxes cut off words if the terminal is narrow.
     rich_markup_mode="rich" if shutil.get_terminal_size().columns >= 80 else None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -60,25 +61,20 @@ for command in (inspect, align, merge, barrier, apply, verify, demo):
 @app.callback(invoke_without_command=True)
 def _root(version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:
     if version:
-        from importlib import metadata
-
-        try:
-            print(f"onebasin {metadata.version('onebasin')}")
-        except metadata.PackageNotFoundError:
-            print("onebasin, from a source tree")
+        print(f"onebasin {__version__}")
         raise typer.Exit
 
 
 def run(arguments: list[str]) -> int:
     """Run a command line and return its exit code; an error is one sentence on standard error."""
-    begin(arguments)
-    previous = signal.signal(signal.SIGTERM, _stop)  # so that temporary files go when the run is told to end
+    remember_arguments(arguments)
+    previous = signal.signal(signal.SIGTERM, _interrupt)  # so that temporary files are removed
     try:
         with warnings.catch_warnings():
             if not sys.warnoptions:
-                warnings.simplefilter("ignore")  # of other libraries, about their own affairs
+                warnings.simplefilter("ignore")  # those of other libraries mean nothing to a user of the command
             code = int(app(arguments, standalone_mode=False, prog_name="onebasin") or 0)
-        if code == INTERRUPTED:  # typer has caught it
+        if code == INTERRUPTED:  # typer turns the exception into this code
             raise KeyboardInterrupt
         return code
     except typer.Exit as error:
@@ -88,20 +84,20 @@ def run(arguments: list[str]) -> int:
     except (ValueError, TypeError, OSError, ImportError, MemoryError) as error:
         if os.environ.get("ONEBASIN_TRACEBACK"):
             raise
-        return _fail(_sentence(error), REFUSED)
+        return _fail(_describe(error), REFUSED)
     except Exception as error:
         if isinstance(error, RuntimeError) and "memory" in str(error):
             return _fail(f"there is not enough memory: {str(error).splitlines()[0]}", REFUSED)
-        return _fail_with_usage(error)
+        return _fail_unexpectedly(error)
     finally:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _fail_with_usage(error: Exception) -> int:
-    message = getattr(error, "format_message", None)  # of click's exceptions, which typer keeps to itself
+def _fail_unexpectedly(error: Exception) -> int:
+    message = getattr(error, "format_message", None)  # click's exceptions have it; typer does not export their class
     if message is not None:
         command = getattr(getattr(error, "ctx", None), "command_path", "onebasin")
-        # Without any argument the message is empty: the help has been printed.
+        # If there are no arguments at all, the message is empty and the help has been printed.
         text = f"{message().rstrip('.')} (see {command} --help)" if message() else f"{command} needs arguments"
         return _fail(text, getattr(error, "exit_code", 2))
     if os.environ.get("ONEBASIN_TRACEBACK"):
@@ -112,7 +108,7 @@ def _fail_with_usage(error: Exception) -> int:
     )
 
 
-def _sentence(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return "there is not enough memory"
     if isinstance(error, OSError) and error.strerror:
@@ -122,10 +118,10 @@ def _sentence(error: BaseException) -> str:
 
 def _fail(text: str, code: int) -> int:
     Console(stderr=True, highlight=False).print(Text.assemble(("error: ", "bold red"), text), soft_wrap=True)
-    if speaks_json():
+    if wants_json():
         print(json.dumps({"error": text, "code": code}))
     return code
 
 
-def _stop(number: int, frame: Any) -> None:
+def _interrupt(number: int, frame: Any) -> None:
     raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""What a run says: tables and results on standard output, notes and progress on standard error, or one JSON object."""
+"""What a command prints: results on standard output, notes and progress on standard error; or one JSON object."""
 
 from __future__ import annotations
 
@@ -6,32 +6,33 @@ import contextlib
 import json
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-Track = Callable[[str, int, int], None]
+from onebasin.tensors.progress import Progress
 
-# The arguments of the run in progress, for the report; and whether it speaks JSON.
 _arguments: list[str] = []
+"""The command line of this process, without the name of the program."""
 
 
-def begin(arguments: list[str]) -> None:
-    """Remember the arguments of a run."""
+def remember_arguments(arguments: list[str]) -> None:
+    """Keep the command line, for reports and error messages."""
     _arguments[:] = arguments
 
 
 def command_line() -> str:
-    """The run as one would type it again."""
+    """The command as one would type it again."""
     return shlex.join(["onebasin", *_arguments])
 
 
-def speaks_json() -> bool:
-    """Whether the run was asked for JSON."""
+def wants_json() -> bool:
+    """Whether the user asked for JSON."""
     return "--json" in _arguments
 
 
@@ -43,80 +44,65 @@ class Output:
 
     def __init__(self, as_json: bool = False):
         self.as_json = as_json
-        # What we print has names of files and tensors in it, whose brackets and colons are not markup.
+        # The names of files and tensors may contain brackets and colons, which are not markup.
         self.out = Console(highlight=False, markup=False, emoji=False)
         self.err = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
     def note(self, text: str) -> None:
-        """Something a person should know, on standard error."""
+        """Print a remark for the user on standard error."""
         self.err.print(Text(text, style="dim"), soft_wrap=True)
 
     def show(self, content: RenderableType) -> None:
-        """Part of the result, for people."""
+        """Print a part of the result, unless the user asked for JSON."""
         if not self.as_json:
-            self.out.print(content, soft_wrap=isinstance(content, str))  # a sentence may hold a path, to be copied
+            self.out.print(content, soft_wrap=isinstance(content, str))  # so that paths in a sentence can be copied
 
-    def facts(self, rows: Mapping[str, Any]) -> None:
-        """Names and values in two columns."""
+    def show_facts(self, facts: Mapping[str, Any]) -> None:
+        """Print names and values in two columns."""
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="bold")
         grid.add_column(overflow="fold")
-        for name, value in rows.items():
+        for name, value in facts.items():
             grid.add_row(Text(name), Text(str(value)))
         self.show(grid)
 
-    def finish(self, record: Mapping[str, Any]) -> None:
-        """The result for machines."""
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Print the whole result as JSON, if the user asked for that."""
         if self.as_json:
-            print(json.dumps(_plain(record)))
+            print(json.dumps(_to_json(result)))
 
     @contextlib.contextmanager
     def status(self, text: str) -> Iterator[None]:
-        """Say what is being done, on standard error if that is a terminal."""
+        """Show what is being done, on standard error if that is a terminal."""
         with self.err.status(text) if self.err.is_terminal else contextlib.nullcontext():
             yield
 
     @contextlib.contextmanager
-    def progress(self) -> Iterator[Track]:
-        """A bar with the time left, on standard error if that is a terminal; yields what to call as work is done."""
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-        )
-        with Progress(*columns, console=self.err, transient=True, disable=not self.err.is_terminal) as bars:
-            tasks: dict[str, Any] = {}
+    def progress(self) -> Iterator[Progress]:
+        """Show a bar with the time left, on standard error if that is a terminal. Yields what to call as work is done."""
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with ProgressBar(
+            *columns, TextColumn("left"), console=self.err, transient=True, disable=not self.err.is_terminal
+        ) as bar:
+            task = bar.add_task("", visible=False)
+            current = ""
 
-            def track(what: str, done: int, total: int) -> None:
-                if what not in tasks:
-                    for task in tasks.values():
-                        bars.update(task, visible=False)
-                    tasks[what] = bars.add_task(what, total=total)
-                bars.update(tasks[what], completed=done, total=total)
+            def report(what: str, done: int, total: int) -> None:
+                nonlocal current
+                if what != current:
+                    bar.reset(task, description=what, visible=True)  # the time left is estimated from here on
+                    current = what
+                bar.update(task, completed=done, total=total)
 
-            yield track
+            yield report
 
 
-def _plain(value: Any) -> Any:
-    """Only what JSON has: NaN and infinity become null."""
+def _to_json(value: Any) -> Any:
+    """The same with types that JSON has: NaN and infinity become null."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
+        return {str(key): _to_json(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
+        return [_to_json(entry) for entry in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if isinstance(value, str | int | bool | None) else str(value)
-
-
-def gigabytes(num_bytes: int) -> str:
-    """Bytes as a person writes them.
-
-    >>> gigabytes(2_470_000_000), gigabytes(12_300)
-    ('2.47 GB', '12.3 kB')
-    """
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.3g} {unit}"
-    return f"{num_bytes} bytes"

@@ -1,19 +1,20 @@
-"""``make demo``: train two small networks on the digits, bring them into one basin by each method, look at the line between.
+"""``make demo``: train two small networks on the digits, align them by each method, measure the loss on the line between.
 
-First the symmetry itself: a random permutation moves the weights and not the outputs. Then the table: after each alignment,
-how far the weights are apart, how high the barrier of the loss is on the line, and how good the network half way is.
+First it shows the symmetry: a random permutation changes the weights but not the outputs. Then it prints a table: for each
+method the distance of the weights, the barrier on the line, and the accuracy of the network half way.
 """
 
-import argparse
 import time
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import onebasin as ob
 from onebasin.datasets import digits
+from onebasin.landscape.evaluation import mean_loss
+from onebasin.plots import plot_paths, plot_permutation
 
 
 class ResidualCNN(nn.Module):
@@ -71,44 +72,30 @@ def show_symmetry() -> None:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the demo."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("demo-output"), help="folder for the pictures")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(argv)
+def run(out: Path, seed: int) -> None:
+    """Print the table, and draw the curves into the folder `out`."""
     begin = time.perf_counter()
-    torch.set_num_threads(1)  # networks this small gain nothing from threads, and lose much where the cores are shared
+    torch.set_num_threads(1)  # networks this small gain nothing from threads, and lose time if other processes run
     show_symmetry()
     images, labels = digits("train")
     test_images, test_labels = digits("test")
     networks = []
-    for seed in (options.seed, options.seed + 1):
-        torch.manual_seed(seed)
-        networks.append(train(make_mlp(), images, labels, seed))
+    for number in (seed, seed + 1):
+        torch.manual_seed(number)
+        networks.append(train(make_mlp(), images, labels, number))
     a, b = networks
     batches = list(zip(images.split(200), labels.split(200), strict=True))
     criterion = nn.functional.cross_entropy
-
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        with torch.no_grad():
-            output = model(test_images)
-        accuracy = float((output.argmax(1) == test_labels).float().mean())
-        return {"loss": float(criterion(output, test_labels)), "accuracy": accuracy}
-
+    evaluate = mean_loss(criterion, [(test_images, test_labels)])
     symmetry = ob.symmetry(a, images[:2])
-    runs = {
+    descent = {"method": "sinkhorn", "data": batches, "init": "weight-matching", "steps": 60}
+    runs: dict[str, dict[str, Any]] = {
         "weight matching": {"method": "weight-matching"},
         "activation matching": {"method": "activation-matching", "data": batches},
         "straight-through": {"method": "ste", "objective": ob.Midpoint(criterion), "data": batches, "steps": 40},
         "Sinkhorn, L2": {"method": "sinkhorn"},
-        "Sinkhorn, midpoint": {"objective": ob.Midpoint(criterion), "data": batches, "init": "weight-matching", "steps": 60},
-        "Sinkhorn, random point": {
-            "objective": ob.RandomPoint(criterion),
-            "data": batches,
-            "init": "weight-matching",
-            "steps": 60,
-        },
+        "Sinkhorn, midpoint": {"objective": ob.Midpoint(criterion), **descent},
+        "Sinkhorn, random point": {"objective": ob.RandomPoint(criterion), **descent},
     }
     print(
         f"Two networks trained on the digits, test accuracy {evaluate(a)['accuracy']:.1%} and {evaluate(b)['accuracy']:.1%}."
@@ -125,15 +112,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         middle = path.metrics["accuracy"][10]
         seconds = "" if result is None else f"{result.seconds:9.1f}"
         print(f"{name:24}{cost:12.1f}{path.barrier:9.3f}{path.auc:8.3f}{middle:10.1%}{seconds}", flush=True)
-    _draw(paths, permutation[next(iter(symmetry.groups))], options.out)
+    _draw(paths, permutation[next(iter(symmetry.groups))], out)
     print(f"{time.perf_counter() - begin:.0f} s in all")
 
 
-def _draw(paths: dict[str, ob.Path], index: Tensor, folder: Path) -> None:
+def _draw(paths: dict[str, ob.LinearPath], index: Tensor, folder: Path) -> None:
     try:
         from matplotlib.figure import Figure
-
-        from onebasin.plots import plot_paths, plot_permutation
     except ImportError:
         print("for pictures: pip install 'onebasin[plots]'")
         return
@@ -148,7 +133,3 @@ def _draw(paths: dict[str, ob.Path], index: Tensor, folder: Path) -> None:
     for ending in ("svg", "png"):
         figure.savefig(folder / f"demo.{ending}", dpi=150)
     print(f"the curves and a permutation matrix: {folder / 'demo.png'}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,142 +1,96 @@
-"""The options that several commands have, said once."""
+"""The options that several commands share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
-_MODEL, _METHOD, _DATA, _OUTPUT = "Model", "Method", "Data", "Output"
+from onebasin.matching.methods import MethodName
 
-Model = Annotated[
+_model, _method, _data, _output = (
+    functools.partial(typer.Option, rich_help_panel=panel) for panel in ("Model", "Method", "Data", "Output")
+)
+
+Architecture = Annotated[
     str | None,
-    typer.Option(
-        "--model",
-        "-m",
-        metavar="MODEL",
-        help="Architecture: package.module:factory, torchvision:resnet50, timm:NAME, or a Hugging Face folder. "
-        "Not needed if a checkpoint is such a folder.",
-        rich_help_panel=_MODEL,
-    ),
-]
+    _model("--model", "-m", metavar="ARCHITECTURE",
+           help="The architecture: package.module:factory, torchvision:NAME, timm:NAME, or a Hugging Face folder. "
+           "Not needed if a checkpoint is such a folder."),
+]  # fmt: skip
 InputShape = Annotated[
     list[str] | None,
-    typer.Option(
-        "--input-shape",
-        metavar="SHAPE",
-        help="Of an example input: 1,3,32,32 or 1,8:long or input_ids=1,8:long. Once for each input. "
-        "Not needed where it is known, or --data is given.",
-        rich_help_panel=_MODEL,
-    ),
-]
+    _model("--input-shape", metavar="SHAPE",
+           help="The shape of an example input: 1,3,32,32 or 1,8:long or input_ids=1,8:long. Once for each input. "
+           "Not needed for torchvision, timm and Hugging Face models, or with --data."),
+]  # fmt: skip
 Ignore = Annotated[
     list[str] | None,
-    typer.Option(
-        "--ignore",
-        metavar="PATTERN",
-        help="Tensors in the files that are not the model's: left as they are. Repeat for more.",
-        rich_help_panel=_MODEL,
-    ),
-]
+    _model("--ignore", metavar="PATTERN",
+           help="Leave tensors with such names as they are, if the model does not have them. Repeat for more."),
+]  # fmt: skip
 Check = Annotated[
     bool | None,
-    typer.Option(
-        "--check/--no-check",
-        help="Check the symmetry on random weights in float64. By default for models of up to 50 million parameters.",
-        rich_help_panel=_MODEL,
-    ),
-]
+    _model("--check/--no-check",
+           help="Verify the symmetry on random weights in float64. By default for models of up to 50 million parameters."),
+]  # fmt: skip
 
-MethodName = Literal["weight-matching", "sinkhorn", "activation-matching", "ste"]
 Method = Annotated[
-    MethodName,
-    typer.Option(
-        "--method",
-        metavar="METHOD",
-        help="weight-matching (reads tensor by tensor, needs no data), sinkhorn, activation-matching or ste "
-        "(hold the models in memory).",
-        rich_help_panel=_METHOD,
-    ),
-]
+    Literal["auto", MethodName],
+    _method("--method", metavar="METHOD",
+            help="auto (chooses by the data and the size of the networks, and says why), sinkhorn, weight-matching (reads "
+            "tensor by tensor), activation-matching (needs --data) or ste."),
+]  # fmt: skip
 Objective = Annotated[
-    Literal["weight-distance", "midpoint", "random-point"],
-    typer.Option(
-        "--objective",
-        metavar="GOAL",
-        help="What to minimise: weight-distance, midpoint or random-point (the loss between the networks, on --data).",
-        rich_help_panel=_METHOD,
-    ),
-]
+    Literal["weight-distance", "midpoint", "random-point"] | None,
+    _method("--objective", metavar="OBJECTIVE",
+            help="What to minimise: weight-distance (the default), or the loss between the networks on --data: midpoint or "
+            "random-point."),
+]  # fmt: skip
 Init = Annotated[
     str | None,
-    typer.Option("--init", metavar="METHOD|FILE", help="Start from a method's result, or from a saved permutation.",
-                 rich_help_panel=_METHOD),
-]  # fmt: skip
+    _method("--init", metavar="METHOD|FILE", help="Start from the result of a method, or from a saved permutation."),
+]
 Groups = Annotated[
     list[str] | None,
-    typer.Option("--groups", metavar="PATTERN", help="Move only groups with such names. Repeat for more.",
-                 rich_help_panel=_METHOD),
-]  # fmt: skip
-Seed = Annotated[int, typer.Option("--seed", help="For everything random.", rich_help_panel=_METHOD)]
+    _method("--groups", metavar="PATTERN", help="Move only the groups with such names. Repeat for more."),
+]
+Seed = Annotated[int, _method("--seed", help="The seed of all random numbers.")]
 Restarts = Annotated[
     int,
-    typer.Option("--restarts", min=0, metavar="N", help="Further runs from random permutations.", rich_help_panel=_METHOD),
+    _method("--restarts", min=0, metavar="N", help="Run again from N random permutations and keep the best result."),
+]
+Polish = Annotated[
+    bool | None,
+    _method("--polish/--no-polish", help="End with sweeps of weight matching. By default after sinkhorn without data."),
+]
+DetectCopy = Annotated[
+    bool, _method("--detect-copy/--no-detect-copy", help="First look whether the model is a permuted copy of the target.")
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Option of the method: steps=50, max_sweeps=3, ... Repeat for more.",
-                 rich_help_panel=_METHOD),
-]  # fmt: skip
-Device = Annotated[str, typer.Option("--device", help="Where to compute: cpu, cuda, ...", rich_help_panel=_METHOD)]
+    _method("--set", metavar="NAME=VALUE", help="An option of the method: steps=50, max_sweeps=3, ... Repeat for more."),
+]
+Device = Annotated[str, _method("--device", help="Where to compute: cpu, cuda, ...")]
 
 Data = Annotated[
     str | None,
-    typer.Option("--data", metavar="DATA", help="package.module:function that returns (inputs, target) batches, or digits.",
-                 rich_help_panel=_DATA),
-]  # fmt: skip
+    _data("--data", metavar="DATA", help="package.module:function that returns (inputs, target) batches, or digits."),
+]
 Loss = Annotated[
-    str,
-    typer.Option("--loss", metavar="LOSS", help="cross-entropy, mse, l1, bce, or package.module:function.",
-                 rich_help_panel=_DATA),
-]  # fmt: skip
+    str, _data("--loss", metavar="LOSS", help="cross-entropy, mse, l1, bce, or package.module:function(output, target).")
+]
 
 Out = Annotated[
     Path,
-    typer.Option("--out", "-o", metavar="OUT", help="Where to write: a file, or a folder if the checkpoint is one.",
-                 rich_help_panel=_OUTPUT),
-]  # fmt: skip
+    _output("--out", "-o", metavar="OUT", help="The checkpoint to write: a file, or a folder if the input is one."),
+]
 ReportFile = Annotated[
     Path | None,
-    typer.Option("--report", metavar="FILE.html", help="Write a report that opens anywhere. With --data it has the curves.",
-                 rich_help_panel=_OUTPUT),
-]  # fmt: skip
-Force = Annotated[bool, typer.Option("--force", help="Replace outputs that exist.", rich_help_panel=_OUTPUT)]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Check everything, say what would be done, write nothing.", rich_help_panel=_OUTPUT)
+    _output("--report", metavar="FILE.html", help="Write a report: one HTML file. With --data it has loss curves."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.", rich_help_panel=_OUTPUT)]
-
-
-def read_settings(settings: Sequence[str] | None) -> dict[str, Any]:
-    """NAME=VALUE as options: numbers, true, false and none as such, everything else as text.
-
-    >>> read_settings(["steps=50", "lr=1e-2", "polish=false", "order=anchored"])
-    {'steps': 50, 'lr': 0.01, 'polish': False, 'order': 'anchored'}
-    """
-    words: dict[str, Any] = {"true": True, "false": False, "none": None}
-    result: dict[str, Any] = {}
-    for setting in settings or ():
-        name, equals, text = setting.partition("=")
-        if not (name.isidentifier() and equals and text):
-            raise typer.BadParameter(f"cannot read {setting!r}: write NAME=VALUE", param_hint="--set")
-        value: Any = words.get(text.lower(), text)
-        for kind in (int, float):
-            if isinstance(value, str):
-                try:
-                    value = kind(value)
-                except ValueError:
-                    continue
-        result[name] = value
-    return result
+Force = Annotated[bool, _output("--force", help="Replace outputs that exist.")]
+DryRun = Annotated[bool, _output("--dry-run", help="Check the inputs, say what would be done, write nothing.")]
+Json = Annotated[bool, _output("--json", help="Print one JSON object on standard output.")]

@@ -1,10 +1,9 @@
-"""Continual learning: strategies that learn one task after the other, streams of tasks, and what is measured on them."""
+"""Continual learning: strategies that learn one task after the other, streams of tasks, and measures."""
 
-from onebasin.continual.learning import learn_stream, run_stream
-from onebasin.continual.metrics import AccuracyMatrix
-from onebasin.continual.stepping import interleave
+from onebasin.continual.learning import interleave, learn_stream, run_stream
+from onebasin.continual.metrics import AccuracyMatrix, accuracy
 from onebasin.continual.strategies.agem import AGEM
-from onebasin.continual.strategies.base import Strategy, Training, accuracy, adam, sgd
+from onebasin.continual.strategies.base import Strategy
 from onebasin.continual.strategies.derpp import DERPlusPlus
 from onebasin.continual.strategies.ewc import EWC
 from onebasin.continual.strategies.finetune import Finetune
@@ -24,6 +23,7 @@ from onebasin.continual.streams import (
     split_cifar100,
     split_digits,
 )
+from onebasin.continual.training import Training, adam, sgd
 
 __all__ = [
     "AGEM",

@@ -1,4 +1,4 @@
-"""Strategies of ours as templates of Avalanche, on its benchmarks and metrics: the extra ``onebasin[avalanche]``."""
+"""Use our strategies as templates of Avalanche, with its benchmarks and metrics: the extra ``onebasin[avalanche]``."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ except ImportError as error:
 class AvalancheTemplate(SupervisedTemplate):
     """A strategy of ours that Avalanche trains and evaluates: ``template.train(experience)``, ``template.eval(stream)``.
 
-    An experience is learnt as a whole by ``strategy.fit``: plugins hear of its beginning and end, not of its steps.
+    ``strategy.fit`` learns a whole experience: plugins are called at its beginning and end, not at its steps.
 
     Args:
-        strategy: any of `onebasin.continual`. Its model is the template's.
-        heads: whether an experience is told its classes, in training and evaluation (task-incremental learning).
-        eval_mb_size: examples a batch in evaluation.
-        plugins: of Avalanche.
-        evaluator: of Avalanche.
+        strategy: Any of `onebasin.continual`. Its model is the template's.
+        heads: Whether the classes of an experience are known, in training and evaluation (task-incremental learning).
+        eval_mb_size: Examples per batch in evaluation.
+        plugins: Of Avalanche.
+        evaluator: Of Avalanche.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class AvalancheTemplate(SupervisedTemplate):
         plugins: Sequence[Any] | None = None,
         evaluator: Any | Callable[[], Any] = default_evaluator,
     ):
-        # Avalanche wants an optimiser; this one never steps.
+        # Avalanche requires an optimiser. This one never takes a step.
         idle = torch.optim.SGD(strategy.model.parameters(), lr=0.0)
         super().__init__(
             model=strategy.model,
@@ -55,11 +55,11 @@ class AvalancheTemplate(SupervisedTemplate):
         self.strategy, self.heads = strategy, heads
 
     def _train_exp(self, experience: Any, eval_streams: Any = None, **kwargs: Any) -> None:
-        """The whole experience at once."""
+        """Learn the whole experience."""
         self.strategy.fit(read_task(experience, self.heads))
 
     def forward(self) -> Tensor:
-        """The output in evaluation; what the experience's head may not answer is put out of reach."""
+        """The output; in evaluation, classes that the experience does not have get a large negative value."""
         output = super().forward()
         if not self.heads or self.is_training:
             return output
@@ -69,10 +69,7 @@ class AvalancheTemplate(SupervisedTemplate):
 
 
 def read_task(experience: Any, heads: bool = False) -> Task:
-    """All examples of an experience, as its transforms give them, in memory.
-
-    Transforms that draw at random are drawn once.
-    """
+    """All examples of an experience, with its transforms applied, in memory. Random transforms are drawn once."""
     examples = [experience.dataset[i] for i in range(len(experience.dataset))]
     inputs = torch.stack([torch.as_tensor(example[0]) for example in examples])
     targets = torch.tensor([int(example[1]) for example in examples])

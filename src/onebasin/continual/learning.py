@@ -1,12 +1,16 @@
-"""A strategy on a stream: learn, examine, go on."""
+"""Learning a stream of tasks with a strategy, and several streams at the same time on one device."""
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from onebasin.continual.metrics import AccuracyMatrix
 from onebasin.continual.strategies.base import Strategy
 from onebasin.continual.streams import Stream
+
+_DONE = object()
 
 
 def run_stream(
@@ -15,13 +19,13 @@ def run_stream(
     after: Callable[[AccuracyMatrix], None] | None = None,
     start: AccuracyMatrix | None = None,
 ) -> AccuracyMatrix:
-    """Learn the tasks of a stream one after the other; after each, examine all tasks so far.
+    """Learn the tasks of a stream one after the other; after each, evaluate the network on all tasks so far.
 
     Args:
-        strategy: a new one, or one that has learnt the first tasks of this stream; of one network, not of several members.
-        stream: what to learn and what to be examined on.
-        after: called after each task with the matrix so far: to look at it, or to save it and the strategy.
-        start: the matrix of the tasks that the strategy has learnt before.
+        strategy: A new one, or one that has learnt the first tasks of this stream; with ``members=1``.
+        stream: The tasks to learn, and their test data.
+        after: Called after each task with the matrix so far, to look at it, or to save it and the strategy.
+        start: The matrix of the tasks that the strategy has learnt before.
     """
     if strategy.members > 1:
         raise ValueError(f"the strategy trains {strategy.members} networks, each with a matrix of its own: use learn_stream")
@@ -39,7 +43,7 @@ def run_stream(
 
 
 def learn_stream(strategy: Strategy, stream: Stream) -> Iterator[Tensor | None]:
-    """`run_stream` in portions, which never waits for the device, for `interleave`.
+    """`run_stream` in portions, for `interleave`. It never waits for the device.
 
     Yields:
         After each task the accuracies on all tasks so far; None within a task.
@@ -48,3 +52,24 @@ def learn_stream(strategy: Strategy, stream: Stream) -> Iterator[Tensor | None]:
         for _ in strategy.learn(stream.train[number]):
             yield None
         yield strategy.accuracies(stream.test[: number + 1])
+
+
+def interleave(runs: Sequence[Iterator[object]], device: torch.device | str) -> None:
+    """Advance several runs in turn until all are done. On CUDA each has its own stream, so that they share the device.
+
+    Small networks leave most of a GPU idle: five seeds at the same time take little longer than one. What the runs share
+    must be made before. The caller's stream waits for all of them, so that their results can be read afterwards.
+    """
+    streams = [torch.cuda.Stream() for _ in runs] if torch.device(device).type == "cuda" else []
+    for stream in streams:
+        stream.wait_stream(torch.cuda.current_stream())
+    pending = list(zip(runs, streams or [None] * len(runs), strict=True))
+    while pending:
+        left = []
+        for run, stream in pending:
+            with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():
+                if next(run, _DONE) is not _DONE:
+                    left.append((run, stream))
+        pending = left
+    for stream in streams:
+        torch.cuda.current_stream().wait_stream(stream)

@@ -11,12 +11,13 @@ from onebasin.continual.samples import Samples
 
 
 class Memory:
-    """Keeps the same number of random examples of each class of each task.
+    """Stores the same number of random examples of each class of each task.
 
     Args:
-        per_class: examples of a class and task.
-        members: networks trained side by side, which have as many each, in turn.
-        seed: of the choice, which depends on nothing else: strategies with the same seed keep the same examples.
+        per_class: Examples per class and task.
+        members: Networks that are trained together, see `Training`. Each has that many; sample j belongs to network
+            j % members.
+        seed: Of the choice, which depends on nothing else: strategies with the same seed store the same examples.
     """
 
     def __init__(self, per_class: int, members: int = 1, seed: int = 0):
@@ -31,34 +32,34 @@ class Memory:
 
     @property
     def samples(self) -> Samples:
-        """All that is kept, oldest task first."""
+        """All stored examples, oldest task first."""
         if self._samples is None:
             raise ValueError("the memory is empty: no task was added yet")
         return self._samples
 
     def add(self, task: Samples) -> Samples | None:
-        """Keep some examples of a task, balanced over its classes; of a class that has fewer, all.
+        """Store examples of a task, the same number of each class; all examples of a class that has fewer.
 
         Returns:
-            What was kept of this task; None if nothing.
+            The examples that were stored; None if there are none.
         """
         if not self.per_class:
             return None
         targets = task.targets.cpu()
         choices = [_choose(targets, self.per_class, self._generator) for _ in range(self.members)]
-        kept = task.at(torch.stack(choices, dim=1).flatten().to(task.inputs.device))
-        self._samples = kept if self._samples is None else Samples.join([self._samples, kept])
-        return kept
+        added = task.at(torch.stack(choices, dim=1).flatten().to(task.inputs.device))
+        self._samples = added if self._samples is None else Samples.join([self._samples, added])
+        return added
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that is kept."""
-        kept = None if self._samples is None else [self._samples.inputs, self._samples.targets, self._samples.heads]
-        return {"samples": kept, "generator": self._generator.get_state()}
+        """The stored examples, and the state of the random choice."""
+        samples = None if self._samples is None else self._samples.parts
+        return {"samples": samples, "generator": self._generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        """Take over what `state_dict` gave."""
-        kept = state["samples"]
-        self._samples = None if kept is None else Samples(*(part.to(device) for part in kept))
+        """Restore what `state_dict` returned."""
+        samples = state["samples"]
+        self._samples = None if samples is None else Samples(*(part.to(device) for part in samples))
         self._generator.set_state(state["generator"].cpu())
 
 

@@ -1,4 +1,4 @@
-"""What a stream of tasks did to a network: the accuracy matrix and what is read off it."""
+"""The accuracy on a task, and the matrix of accuracies after each task of a stream."""
 
 from __future__ import annotations
 
@@ -6,16 +6,46 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor, nn
+
+from onebasin.continual.samples import as_input
+from onebasin.continual.streams import Task
+from onebasin.plots import plot_accuracies
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+def accuracy(model: nn.Module, task: Task, members: int = 1, batch_size: int = 5000) -> Tensor:
+    """The share of correct answers in eval mode, among the classes of the task if it has any; on the device of the task.
+
+    Args:
+        model: Left unchanged.
+        task: Inputs and labels.
+        members: The number of networks in the model, see `Training`; the result then is (members,).
+        batch_size: Examples per batch.
+    """
+    correct = torch.zeros(members, device=task.inputs.device)
+    allowed = None if task.classes is None else torch.tensor(task.classes, device=task.inputs.device)
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    with torch.no_grad():
+        for inputs, targets in zip(task.inputs.split(batch_size), task.targets.split(batch_size), strict=True):
+            output = model(as_input(inputs.repeat_interleave(members, dim=0) if members > 1 else inputs))
+            chosen = output.argmax(1) if allowed is None else allowed[output[:, allowed].argmax(1)]
+            correct += (chosen.view(-1, members) == targets.unsqueeze(1)).sum(0)
+    for module, mode in modes.items():
+        module.training = mode
+    return (correct if members > 1 else correct.squeeze(0)) / len(task)
+
+
 @dataclass(frozen=True)
 class AccuracyMatrix:
-    """Row t holds the accuracies on tasks 0 ... t after task t was learnt; further entries are kept and not used.
+    """Row t has the accuracies on tasks 0 ... t after task t was learnt; further entries of a row are not used.
 
     Attributes:
-        rows: a[t][i], shares from 0 to 1.
+        rows: a[t][i], from 0 to 1.
 
     >>> matrix = AccuracyMatrix([[0.9], [0.95, 0.8], [0.7, 0.6, 0.9]])
     >>> f"{matrix.average:.3f} {matrix.forgetting:.3f} {matrix.drop:.3f} {matrix.backward_transfer:.3f}"
@@ -46,14 +76,14 @@ class AccuracyMatrix:
 
     @property
     def forgetting(self) -> float:
-        """The paper's: how far each earlier task fell from its best, 1/(T-1) sum_{i<T} max_{i<=t<T} (a_ti - a_Ti)."""
+        """The paper's: the mean fall of earlier tasks from their best, 1/(T-1) sum_{i<T} max_{i<=t<T} (a_ti - a_Ti)."""
         return self._mean_over_earlier(
             lambda i: max(self.rows[t][i] for t in range(i, self.num_tasks - 1)) - self.rows[-1][i]
         )
 
     @property
     def drop(self) -> float:
-        """Avalanche's forgetting: how far each earlier task fell since it was learnt, 1/(T-1) sum_{i<T} (a_ii - a_Ti)."""
+        """Avalanche's forgetting: the mean fall of earlier tasks since they were learnt, 1/(T-1) sum_{i<T} (a_ii - a_Ti)."""
         return self._mean_over_earlier(lambda i: self.rows[i][i] - self.rows[-1][i])
 
     @property
@@ -67,8 +97,6 @@ class AccuracyMatrix:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the accuracy on each task over time; see `onebasin.plots.plot_accuracies`."""
-        from onebasin.plots import plot_accuracies
-
         return plot_accuracies(self.rows, ax)
 
     def __str__(self) -> str:

@@ -17,14 +17,14 @@ from onebasin import datasets
 
 @dataclass(frozen=True)
 class Task:
-    """What a strategy learns from, or is examined on.
+    """Labelled data that a strategy learns, or is tested on.
 
     Attributes:
         inputs: (N, ...), on any device; uint8 images are read as numbers from 0 to 1.
         targets: (N,), labels.
-        classes: the labels that may be answered in this task, which makes these outputs a head of its own (task-incremental
-            learning). None: all of them (domain- and class-incremental learning).
-        name: for tables.
+        classes: The labels of this task, whose outputs become a head of its own (task-incremental learning). None: all
+            labels of the model (domain- and class-incremental learning).
+        name: For tables.
     """
 
     inputs: Tensor
@@ -52,9 +52,9 @@ class Stream:
     """Tasks that come one after the other.
 
     Attributes:
-        train: what is learnt, in this order.
-        test: for each task, what it is examined on.
-        name: for tables.
+        train: The tasks to learn, in this order.
+        test: For each task, its test data.
+        name: For tables.
     """
 
     train: Sequence[Task]
@@ -73,8 +73,8 @@ class Stream:
         return replace(self, train=self.train[:num_tasks], test=self.test[:num_tasks])
 
 
-class _Lazily(Sequence[Task]):
-    """Tasks that are made each time they are asked for, so that twenty rotations of a data set need not be held at once."""
+class _LazyTasks(Sequence[Task]):
+    """Tasks that are made at each access, so that twenty rotations of a data set need not be in memory together."""
 
     def __init__(self, makers: Sequence[Callable[[], Task]]):
         self._makers = makers
@@ -86,10 +86,10 @@ class _Lazily(Sequence[Task]):
     def __getitem__(self, index: int) -> Task: ...
 
     @overload
-    def __getitem__(self, index: slice) -> _Lazily: ...
+    def __getitem__(self, index: slice) -> _LazyTasks: ...
 
-    def __getitem__(self, index: int | slice) -> Task | _Lazily:
-        return _Lazily(self._makers[index]) if isinstance(index, slice) else self._makers[index]()
+    def __getitem__(self, index: int | slice) -> Task | _LazyTasks:
+        return _LazyTasks(self._makers[index]) if isinstance(index, slice) else self._makers[index]()
 
     def __iter__(self) -> Iterator[Task]:
         return (make() for make in self._makers)
@@ -100,7 +100,7 @@ Root = str | os.PathLike[str] | None
 
 
 def hold_out(images: Images, share: float = 0.1, seed: int = 0) -> tuple[Images, Images]:
-    """Cut images and labels at random into those to learn from and those to choose settings on, never on test images."""
+    """Split images and labels at random into those to learn, and those on which to choose settings."""
     inputs, targets = images
     order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(seed)).to(inputs.device)
     num_held = max(1, round(share * len(inputs)))
@@ -112,11 +112,11 @@ def rotated(train: Images, test: Images, num_tasks: int = 20, degrees: float = 1
     """The same images in every task, turned clockwise by angles from 0 to `degrees` (domain-incremental).
 
     Args:
-        train: images (N, C, H, W) and labels; the rotations are computed on their device, when a task is asked for.
-        test: likewise; rotated once.
-        num_tasks: angles, evenly spaced, both ends included.
-        degrees: the last angle.
-        name: for tables.
+        train: Images (N, C, H, W) and labels. Rotations are computed on their device, at each access to a task.
+        test: Likewise; rotated once.
+        num_tasks: The number of angles, evenly spaced, both ends included.
+        degrees: The last angle.
+        name: For tables.
     """
     if num_tasks < 2:
         raise ValueError(f"a stream of rotations needs at least two tasks, got {num_tasks}")
@@ -126,7 +126,7 @@ def rotated(train: Images, test: Images, num_tasks: int = 20, degrees: float = 1
         return Task(rotate(images[0], angle), images[1], name=f"{angle:.1f} degrees")
 
     return Stream(
-        _Lazily([lambda angle=angle: make(train, angle) for angle in angles]), [make(test, a) for a in angles], name
+        _LazyTasks([lambda angle=angle: make(train, angle) for angle in angles]), [make(test, a) for a in angles], name
     )
 
 
@@ -135,7 +135,7 @@ def rotate(images: Tensor, degrees: float) -> Tensor:
     if degrees == 0:
         return images
     angle = math.radians(degrees)
-    # From where each output pixel is read: the inverse rotation, with the vertical axis pointing down.
+    # The position that each output pixel is read from: the inverse rotation, with the vertical axis pointing down.
     matrix = torch.tensor([[math.cos(angle), math.sin(angle), 0], [-math.sin(angle), math.cos(angle), 0]])
     parts = []
     for part in images.split(10_000):
@@ -153,13 +153,13 @@ def split(
     """Each task has classes of its own.
 
     Args:
-        train: inputs and labels.
-        test: likewise.
-        num_tasks: must divide the number of classes.
-        heads: whether a task is told its classes, in training and in the examination (task-incremental), or not
+        train: Inputs and labels.
+        test: Likewise.
+        num_tasks: Must divide the number of classes.
+        heads: Whether the classes of a task are known, in training and in tests (task-incremental), or not
             (class-incremental).
-        seed: shuffles the classes; None keeps their order.
-        name: for tables.
+        seed: Shuffles the classes; None keeps their order.
+        name: For tables.
     """
     labels = train[1].unique().cpu()
     if len(labels) % num_tasks:
@@ -183,20 +183,20 @@ def rotated_digits(num_tasks: int = 5, degrees: float = 180.0) -> Stream:
 
 
 def split_digits(num_tasks: int = 5, heads: bool = True) -> Stream:
-    """The embedded 8 x 8 digits, two classes a task."""
+    """The embedded 8 x 8 digits, two classes per task."""
     return split(datasets.digits("train"), datasets.digits("test"), num_tasks, heads, name="split digits")
 
 
 def rotated_mnist(
     num_tasks: int = 20, root: Root = None, validation: bool = False, device: torch.device | str = "cpu"
 ) -> Stream:
-    """MNIST turned by angles from 0 to 180 degrees: 60,000 images a task, always the same ten classes.
+    """MNIST turned by angles from 0 to 180 degrees: 60,000 images per task, always the same ten classes.
 
     Args:
-        num_tasks: angles.
-        root: where the data lie, see `onebasin.datasets.mnist`.
-        validation: examine on a tenth of the training images, which are then not learnt from, instead of the test images.
-        device: where images are kept and rotated.
+        num_tasks: The number of angles.
+        root: The folder of the data, see `onebasin.datasets.mnist`.
+        validation: Test on a tenth of the training images, which are then not learnt, instead of the test images.
+        device: Where images are stored and rotated.
     """
     train, test = _read_images(datasets.mnist, root, validation, device)
     return rotated(train, test, num_tasks, name="Rotated MNIST")
@@ -209,14 +209,9 @@ def split_cifar100(
     device: torch.device | str = "cpu",
     seed: int | None = None,
 ) -> Stream:
-    """CIFAR-100 split into tasks of equally many classes, each with a head of its own; arguments as for `rotated_mnist`.
+    """CIFAR-100 split into tasks of equally many classes, each with a head of its own.
 
-    Args:
-        num_tasks: 20 makes five classes a task.
-        root: where the data lie, see `onebasin.datasets.cifar100`.
-        validation: examine on a tenth of the training images, which are then not learnt from, instead of the test images.
-        device: where images are kept.
-        seed: shuffles the classes; None keeps their order.
+    The arguments are those of `rotated_mnist`, and a `seed`, which shuffles the classes; None keeps their order.
     """
     train, test = _read_images(datasets.cifar100, root, validation, device)
     return split(train, test, num_tasks, seed=seed, name="Split CIFAR-100")

@@ -1,62 +1,113 @@
 # pyright: reportIndexIssue=false
-"""Adam on a few tensors, by one launch each on CUDA."""
+"""Adam on a few tensors, with one kernel launch per tensor on CUDA."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from onebasin.operator.launching import runs_on
+from onebasin.operator.launch import can_compile
 
-_BLOCK = 512  # numbers a program
+_BLOCK = 512  # entries per program
 
 
 class Optimizer(Protocol):
-    """What a step of a descent needs."""
+    """What a descent needs of an optimiser."""
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Clear the gradients."""
 
     def step(self) -> object:
-        """Move what has a gradient."""
+        """Update the parameters that have a gradient."""
+
+    def moments(self) -> dict[str, Tensor]:
+        """The number of steps taken, and both moments of every parameter, as copies; empty before the first step."""
+        ...
+
+    def load_moments(self, moments: Mapping[str, Tensor]) -> None:
+        """Go on from what `moments` gave."""
 
 
 def make_adam(params: Sequence[Tensor], rates: Sequence[float]) -> Optimizer:
-    """Adam with a rate for each tensor, in the fastest form there is for them; a CUDA graph can hold its step."""
+    """The fastest Adam for these tensors, with a learning rate for each; a CUDA graph can capture its step."""
     device = params[0].device if params else torch.device("cpu")
-    if all(p.is_cuda and p.dtype == torch.float32 and p.is_contiguous() and runs_on(p.device) for p in params) and params:
-        return LaunchedAdam(params, rates)
+    if params and all(
+        p.is_cuda and p.dtype == torch.float32 and p.is_contiguous() and can_compile(p.device) for p in params
+    ):
+        return TritonAdam(params, rates)
     groups = [{"params": [p], "lr": rate} for p, rate in zip(params, rates, strict=True)]
-    return torch.optim.Adam(groups, fused=device.type in ("cpu", "cuda"), capturable=device.type == "cuda")
+    return TorchAdam(groups, fused=device.type in ("cpu", "cuda"), capturable=device.type == "cuda")
 
 
-class LaunchedAdam:
+class TorchAdam(torch.optim.Adam):
+    """PyTorch's Adam, whose moments can be taken out and put back."""
+
+    def moments(self) -> dict[str, Tensor]:
+        """See `Optimizer`."""
+        result: dict[str, Tensor] = {}
+        for number, p in enumerate(self._parameters()):
+            if p in self.state:
+                entries = self.state[p]
+                result["num_steps"] = entries["step"].clone()
+                result[f"mean.{number}"], result[f"square.{number}"] = (
+                    entries["exp_avg"].clone(),
+                    entries["exp_avg_sq"].clone(),
+                )
+        return result
+
+    def load_moments(self, moments: Mapping[str, Tensor]) -> None:
+        """See `Optimizer`."""
+        for number, p in enumerate(self._parameters()):
+            if f"mean.{number}" in moments:
+                mean, square = (moments[f"{name}.{number}"].to(p).clone() for name in ("mean", "square"))
+                num_steps = moments["num_steps"].to(p.device, torch.float32).clone()
+                self.state[p] = {"step": num_steps, "exp_avg": mean, "exp_avg_sq": square}
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+
+class TritonAdam:
     """``torch.optim.Adam`` with its default betas, for float32 tensors on CUDA.
 
-    PyTorch's fused Adam gives a program 65,536 numbers: two plans of 512 units are eight programs, on a GPU that runs a
-    hundred at a time. Steps are counted for all tensors together: one that has a gradient has it at every step.
+    PyTorch's fused Adam gives each program 65,536 entries: two plans of 512 units are eight programs, on a GPU that can run
+    a hundred at a time. All tensors share one step count, so a tensor must have a gradient at every step or at none.
     """
 
     def __init__(self, params: Sequence[Tensor], rates: Sequence[float]):
         self._params, self._rates = list(params), list(rates)
         self._moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in self._params]
-        self._count = torch.zeros((), device=self._params[0].device)
+        self._num_steps = torch.zeros((), device=self._params[0].device)
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Clear the gradients."""
         for p in self._params:
             p.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
-        """Move what has a gradient. Nothing is read back."""
-        from onebasin.descent.adam_kernel import step_adam
+        """Update the parameters that have a gradient, without reading anything back to the host."""
+        from onebasin.descent.adam_kernel import adam_step
 
-        self._count += 1
+        self._num_steps += 1
         for p, rate, moments in zip(self._params, self._rates, self._moments, strict=True):
             if p.grad is not None:
-                grid = (-(-p.numel() // _BLOCK),)
-                step_adam[grid](p, p.grad.contiguous(), *moments, self._count, p.numel(), rate, BLOCK=_BLOCK, num_warps=4)
+                arguments = (p, p.grad.contiguous(), *moments, self._num_steps, p.numel(), rate)
+                adam_step[(-(-p.numel() // _BLOCK),)](*arguments, BLOCK=_BLOCK, num_warps=4)
+
+    def moments(self) -> dict[str, Tensor]:
+        """See `Optimizer`."""
+        result = {"num_steps": self._num_steps.clone()}
+        for number, (mean, square) in enumerate(self._moments):
+            result[f"mean.{number}"], result[f"square.{number}"] = mean.clone(), square.clone()
+        return result
+
+    def load_moments(self, moments: Mapping[str, Tensor]) -> None:
+        """See `Optimizer`; in place, where a graph may read them."""
+        self._num_steps.copy_(moments["num_steps"])
+        for number, (mean, square) in enumerate(self._moments):
+            mean.copy_(moments[f"mean.{number}"])
+            square.copy_(moments[f"square.{number}"])

@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-"""A step of Adam in one launch; imported on CUDA devices alone."""
+"""A step of Adam in one launch. Importing this module needs Triton, so `adam` does it inside a function."""
 
 import math
 
@@ -14,20 +14,20 @@ EPS = tl.constexpr(1e-8)
 
 
 @triton.jit
-def step_adam(param, grad, mean, square, count, num, rate, BLOCK: tl.constexpr):
-    """Move the parameter and its moments; `count` is the number of this step, from one."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < num
-    # In float64: one minus a power of 0.999 would lose half of its digits.
-    count = tl.load(count).to(tl.float64)
-    mean_share = (1.0 - tl.exp2(count * LOG_BETA1)).to(tl.float32)
-    square_share = (1.0 - tl.exp2(count * LOG_BETA2)).to(tl.float32)
-    g = tl.load(grad + place, mask=inside, other=0.0)
-    m = tl.load(mean + place, mask=inside, other=0.0)
-    s = tl.load(square + place, mask=inside, other=0.0)
-    p = tl.load(param + place, mask=inside, other=0.0)
+def adam_step(param, grad, exp_avg, exp_avg_sq, num_steps, numel, rate, BLOCK: tl.constexpr):
+    """Update a parameter and its moments; `num_steps` points to the number of steps including this one."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < numel
+    # In float64: one minus a power of 0.999 would lose half of its digits in float32.
+    num_steps = tl.load(num_steps).to(tl.float64)
+    bias_correction1 = (1.0 - tl.exp2(num_steps * LOG_BETA1)).to(tl.float32)
+    bias_correction2 = (1.0 - tl.exp2(num_steps * LOG_BETA2)).to(tl.float32)
+    g = tl.load(grad + offsets, mask=mask, other=0.0)
+    m = tl.load(exp_avg + offsets, mask=mask, other=0.0)
+    s = tl.load(exp_avg_sq + offsets, mask=mask, other=0.0)
+    p = tl.load(param + offsets, mask=mask, other=0.0)
     m += (1 - BETA1) * (g - m)
     s = BETA2 * s + (1 - BETA2) * g * g
-    tl.store(mean + place, m, mask=inside)
-    tl.store(square + place, s, mask=inside)
-    tl.store(param + place, p - rate / mean_share * m / (tl.sqrt(s / square_share) + EPS), mask=inside)
+    tl.store(exp_avg + offsets, m, mask=mask)
+    tl.store(exp_avg_sq + offsets, s, mask=mask)
+    tl.store(param + offsets, p - rate / bias_correction1 * m / (tl.sqrt(s / bias_correction2) + EPS), mask=mask)

@@ -199,12 +199,12 @@ class _Search:
     polish: bool | None
 
     def find(self, init: Permutation | Method | None, restarts: int, detect_copy: bool, notes: list[str]) -> Match:
-        """The best match; its permutation is of all groups. What was done beside the method is added to the notes."""
+        """The best match; its permutation is of all groups. The notes say so if no method was run."""
         problem, groups = self.problem, self.problem.symmetry
         if not groups.groups:
             return Match(self.symmetry.identity(), problem.cost(groups.identity()), converged=True)
         if detect_copy and not problem.objective.uses_data and (copied := find_copy(problem)) is not None:
-            notes.append("The model is a permuted copy of the target: no method was run.")
+            notes[:] = ["The model is a permuted copy of the target: no method was run."]
             cost = problem.cost(copied)
             problem.report({"step": 0, "hard": cost, "best": cost, "by": "copy detection"})
             return Match(self._embed(copied), cost, converged=True)

@@ -12,7 +12,7 @@ from torch import nn
 
 from onebasin.landscape.batches import check_data
 from onebasin.landscape.calibration import repair as repair_statistics
-from onebasin.matching.alignment import align
+from onebasin.matching.alignment import Alignment, align
 from onebasin.matching.checks import find_symmetry
 from onebasin.matching.methods import Method, MethodName
 from onebasin.matching.methods.base import check_choice
@@ -33,6 +33,7 @@ def merge(
     max_rounds: int = 10,
     seed: int = 0,
     on_aligned: Callable[[list[Permutation]], None] | None = None,
+    on_alignment: Callable[[int, Alignment], None] | None = None,
     **options: Any,
 ) -> Any:
     """Align models of one architecture and average them.
@@ -49,6 +50,7 @@ def merge(
         max_rounds: the most rounds over the models with ``reference="mean"``.
         seed: for everything random.
         on_aligned: called with what was done to each model, before they are averaged.
+        on_alignment: called after each alignment with the number of the model that it moved, from zero, and its result.
         **options: passed to `onebasin.align`.
 
     Returns:
@@ -69,14 +71,21 @@ def merge(
     traced = next((model for model in models if isinstance(model, nn.Module)), models[0])
     symmetry = find_symmetry(traced, example_inputs, symmetry, options.get("data"))
     arguments: dict[str, Any] = {"symmetry": symmetry, "method": method, "seed": seed, **options}
-    results = [align(model, models[0], **arguments) for model in models[1:]]
+
+    def align_model(number: int, model: Model, to: Model) -> Alignment:
+        result = align(model, to, **arguments)
+        if on_alignment is not None:
+            on_alignment(number, result)
+        return result
+
+    results = [align_model(number, model, models[0]) for number, model in enumerate(models[1:], start=1)]
     frame = _Frame(
         models,
         [models[0], *(result.model for result in results)],
         [symmetry.identity(), *(result.permutation for result in results)],
     )
     if reference == "mean" and len(models) > 2:
-        frame.align_to_means(shares, max_rounds, arguments)
+        frame.align_to_means(shares, max_rounds, seed, align_model)
     if on_aligned is not None:
         on_aligned(frame.permutations)
     merged = _average(frame.aligned, shares)
@@ -108,16 +117,18 @@ class _Frame:
     aligned: list[Model]
     permutations: list[Permutation]
 
-    def align_to_means(self, shares: list[float], max_rounds: int, arguments: dict[str, Any]) -> None:
+    def align_to_means(
+        self, shares: list[float], max_rounds: int, seed: int, align_model: Callable[[int, Model, Model], Alignment]
+    ) -> None:
         """Align each model to the mean of the others until nothing moves."""
-        generator = torch.Generator().manual_seed(arguments["seed"])
+        generator = torch.Generator().manual_seed(seed)
         for _ in range(max_rounds):
             moved = False
             for i in torch.randperm(len(self.models), generator=generator).tolist():
                 others = [m for j, m in enumerate(self.aligned) if j != i]
                 rest = [s for j, s in enumerate(shares) if j != i]
                 mean = _average(others, [s / sum(rest) for s in rest])
-                result = align(self.aligned[i], mean, **arguments)
+                result = align_model(i, self.aligned[i], mean)
                 if result.cost < result.start_cost and not result.permutation.is_identity:
                     moved, self.permutations[i] = True, result.permutation @ self.permutations[i]
                     # A lazy state is permuted at every reading: once, however often it was moved.

@@ -16,13 +16,13 @@ from onebasin.torch_internals import is_batched
 
 @dataclass(frozen=True)
 class SinkhornInfo:
-    """What happened in a call of `sinkhorn`; every field has the batch shape of the logits.
+    """What happened in a call of `sinkhorn`. Every field has the batch shape of the logits.
 
     Attributes:
         rounds: Rounds that were run.
         marginal_error: Largest distance of a column sum from one (rows are normalised last, they sum to one).
-        saturation: Share of rows whose largest entry cannot be told from one. Their gradient has vanished:
-            nothing moves them any more. Raise tau, or bound the range of the logits.
+        saturation: Share of rows whose largest entry cannot be told from one. Their gradient has vanished, so a
+            descent no longer changes them. Raise tau, or bound the range of the logits.
     """
 
     rounds: Tensor
@@ -69,23 +69,23 @@ def sinkhorn(
 ) -> Tensor | tuple[Tensor, SinkhornInfo]:
     """Turn logits into a doubly stochastic plan: normalise the columns and rows of exp(logits / tau) in turn.
 
-    One round normalises the columns, then the rows, so rows always sum to one; columns do so as far as the
-    rounds converged. The sharper the logits (or the smaller tau), the closer the plan is to a permutation and
+    One round normalises the columns, then the rows. So rows always sum to one, and columns do once the rounds
+    have converged. The sharper the logits (or the smaller tau), the closer the plan is to a permutation and
     the more rounds it takes.
 
     Args:
         logits: (*batch, n, n) of any floating type. -inf forbids an entry.
         tau: Temperature. Small is sharp.
-        num_iters: Rounds; the most to run if ``tol`` is given.
-        tol: Stop a problem once its column sums are within this of one, looked at every fourth round.
+        num_iters: The number of rounds; the largest number if ``tol`` is given.
+        tol: Stop a problem once its column sums differ from one by at most this. Checked every fourth round.
         gradient: "implicit" differentiates the fixed point with the marginals that were reached: memory and
             time do not grow with the rounds. "unrolled" differentiates the rounds that were run, exactly; it
-            keeps two matrices a round and can be differentiated twice. They agree where the rounds converged.
-        check: Raise on logits that have no plan. Needs one look at the result; off in compiled code, under
-            vmap and during the capture of a CUDA graph.
+            keeps two matrices per round and can be differentiated twice. They agree where the rounds converged.
+        check: Raise on logits that have no plan. Waits for the result; off in compiled code, under vmap and
+            during the capture of a CUDA graph.
         return_info: Also return a `SinkhornInfo`.
-        solver_steps: The most steps of conjugate gradients in the implicit gradient. Each lowers its error; sharp
-            plans take dozens to reach rounding, where the gradient of a random batch needs far fewer.
+        solver_steps: The largest number of conjugate gradient steps in the implicit gradient. Each step lowers its
+            error. A sharp plan needs dozens to reach rounding; the gradient of a random batch does not need that.
 
     Returns:
         The plan, in the shape and type of the logits (float16 and bfloat16 are computed in float32), and the
@@ -106,17 +106,17 @@ def sinkhorn(
         raise ValueError(f"solver_steps must be at least 1, but is {solver_steps}.")
     readable = _is_readable(logits)
     if gradient == "implicit":
-        result, plan, columns, rounds = plan_implicitly(logits, float(tau), num_iters, tol, solver_steps)
+        result, plan, column_sums, rounds = plan_implicitly(logits, float(tau), num_iters, tol, solver_steps)
     else:
-        plan, columns, rounds = unroll_rounds(logits, float(tau), num_iters, tol, stop=readable)
+        plan, column_sums, rounds = unroll_rounds(logits, float(tau), num_iters, tol, stop=readable)
         result = plan.to(logits.dtype)
-    # One sum, because every look costs: the column sums add up to n, or to what has spoiled them.
-    if check and readable and not math.isfinite(columns.detach().sum()):
+    # One sum, because each value that is read costs a wait. The column sums add up to n, or to inf or NaN.
+    if check and readable and not math.isfinite(column_sums.detach().sum()):
         raise ValueError(_explain_failure(logits.detach(), tau))
     if not return_info:
         return result
     hard = plan.detach().amax(-1) >= 1 - 4 * torch.finfo(computing_dtype(logits.dtype)).eps
-    error = (columns - 1).abs().amax(-1)
+    error = (column_sums - 1).abs().amax(-1)
     return result, SinkhornInfo(rounds, error, hard.to(plan.dtype).mean(-1))
 
 
@@ -144,7 +144,7 @@ def _is_readable(tensor: Tensor) -> bool:
 
 
 def _explain_failure(logits: Tensor, tau: float) -> str:
-    """Say what in the logits keeps them from having a plan."""
+    """Say why the logits have no plan."""
     for name, bad in (("NaN", logits.isnan()), ("+inf", logits.isposinf())):
         if bad.any():
             first = tuple(bad.nonzero()[0].tolist())

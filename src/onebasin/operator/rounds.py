@@ -1,8 +1,8 @@
-"""Sinkhorn rounds in plain PyTorch: the reference, the CPU path, and the way out where Triton is missing.
+"""Sinkhorn rounds in plain PyTorch: the reference, the CPU path, and the fallback where Triton is missing.
 
 One round makes the columns sum to one, then the rows. In the scaling form the plan is diag(u) K diag(v), and
-a round is two matrix-vector products; where u and v leave the range in which K holds all that matters, the
-same rounds are run in the log domain and K is built anew around the potentials they end at.
+a round is two matrix-vector products. Where u and v leave the range in which K holds every entry that matters, the
+same rounds are run in the log domain, and K is rebuilt from the potentials that they reach.
 """
 
 from typing import NamedTuple
@@ -10,14 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-STOP_EVERY = 4  # rounds between looks at the tolerance: each look is a wait for the device
+STOP_EVERY = 4  # rounds between two checks of the tolerance: each check waits for the device
 
 
 class Rounds(NamedTuple):
     """A plan, the column sums it reached (its rows sum to one), and how many rounds made it."""
 
     plan: Tensor  # (batch, n, n), in the computing type
-    columns: Tensor  # (batch, n)
+    column_sums: Tensor  # (batch, n)
     rounds: Tensor  # (batch,), int64
 
 
@@ -30,7 +30,7 @@ def multiply(matrix: Tensor, vector: Tensor, out: Tensor | None = None) -> Tenso
     """Matrix-vector product of one problem, (n, n) and (n,), or of a batch, (batch, n, n) and (batch, n)."""
     if matrix.ndim == 2:
         return torch.mv(matrix, vector, out=out)
-    # As a row vector: on the CPU twice as fast as the same product with a column vector.
+    # As a row vector, which is twice as fast on the CPU as the same product with a column vector.
     out = out if out is None else out.unsqueeze(1)
     return torch.bmm(vector.unsqueeze(1), matrix.mT, out=out).squeeze(1)
 
@@ -47,7 +47,7 @@ def run_rounds(logits: Tensor, tau: float, num_iters: int, tol: float | None, ou
     sums = multiply(transposed, u)
     done = 0
     while done < num_iters:
-        # Trouble with the range shows early, so without a tolerance the looks become rarer.
+        # Entries leave the range early if at all, so without a tolerance the checks become rarer.
         block = min(STOP_EVERY if tol is not None else STOP_EVERY + done, num_iters - done)
         last_u, last_v, last_sums = (u, v.clone(), sums) if tol is None else (u.clone(), v.clone(), sums.clone())
         for _ in range(block):
@@ -55,13 +55,13 @@ def run_rounds(logits: Tensor, tau: float, num_iters: int, tol: float | None, ou
             multiply(kernel, v, out=u).reciprocal_()
             multiply(transposed, u, out=sums)
         if running is not None and done:  # stopped problems keep the scalings they stopped at
-            for moved, last in ((u, last_u), (v, last_v), (sums, last_sums)):
-                moved.copy_(torch.where(running.unsqueeze(-1), moved, last))
+            for new, last in ((u, last_u), (v, last_v), (sums, last_sums)):
+                new.copy_(torch.where(running.unsqueeze(-1), new, last))
         if not _within_range(u, v):
             g = g + tau * last_v.log()
             f = _row_potential(logits, g, tau) if done else torch.zeros_like(g)
-            moved = _log_rounds(logits, f, tau, block)
-            g = moved if running is None else torch.where(running.unsqueeze(-1), moved, g)
+            new = _log_rounds(logits, f, tau, block)
+            g = new if running is None else torch.where(running.unsqueeze(-1), new, g)
             _softmax_rows(logits, g, tau, out=kernel)
             u.fill_(1)
             v.fill_(1)
@@ -77,17 +77,17 @@ def run_rounds(logits: Tensor, tau: float, num_iters: int, tol: float | None, ou
 
 
 def run_log_rounds(logits: Tensor, tau: float, num_iters: int, tol: float | None) -> Rounds:
-    """The same rounds in the log domain alone: slower, but nothing is read back, so a graph can hold it."""
+    """The same rounds in the log domain alone: slower, but a CUDA graph can capture them, as they read nothing back."""
     dtype = computing_dtype(logits.dtype)
     g = -logits.amax(-2).to(dtype)
     f = torch.zeros_like(g)
     rounds = torch.zeros(logits.shape[:-2], dtype=torch.int64, device=logits.device)
     running = torch.ones_like(rounds, dtype=torch.bool)
     for done in range(num_iters):
-        sums_left = _column_potential(logits, f, tau)
+        new = _column_potential(logits, f, tau)
         if tol is not None and done and done % STOP_EVERY == 0:
-            running = running & ~(((g - sums_left) / tau).expm1().abs().amax(-1) <= tol)
-        g = torch.where(running.unsqueeze(-1), sums_left, g)
+            running = running & ~(((g - new) / tau).expm1().abs().amax(-1) <= tol)
+        g = torch.where(running.unsqueeze(-1), new, g)
         f = _row_potential(logits, g, tau)
         rounds += running
     plan = _softmax_rows(logits, g, tau)
@@ -99,7 +99,7 @@ def _divide(shifted: Tensor, tau: float) -> Tensor:
 
 
 def _within_range(u: Tensor, v: Tensor) -> bool:
-    """Whether no entry that K lost to underflow could matter after scaling; false on inf and NaN too."""
+    """Whether every entry that K lost to underflow stays negligible after scaling; false on inf and NaN too."""
     limits = torch.finfo(u.dtype)
     reach = u.amax(-1) * v.amax(-1)
     return bool((reach.amax() if reach.ndim else reach) < limits.eps**2 / limits.tiny)
@@ -129,7 +129,7 @@ def _potential(shifted: Tensor, tau: float, dim: int) -> Tensor:
 
 
 def _softmax_rows(logits: Tensor, g: Tensor, tau: float, out: Tensor | None = None) -> Tensor:
-    # Rows by their own maximum, not by a stored potential: at 1e30 a sum of three terms has no digits left.
+    # Shifted by the row's own maximum, not by a stored potential: at 1e30 a sum of three terms has no digits left.
     shifted = torch.add(logits, g.unsqueeze(-2), out=out)
     _divide(shifted.sub_(shifted.amax(-1, keepdim=True)), tau).exp_()
     return shifted.div_(shifted.sum(-1, keepdim=True))

@@ -1,4 +1,4 @@
-"""The rounds as ordinary differentiable operations: exact for those that were run, and the tests' oracle."""
+"""The rounds as ordinary differentiable operations: their gradient is exact for the rounds that were run."""
 
 import torch
 from torch import Tensor
@@ -7,15 +7,15 @@ from onebasin.operator.rounds import STOP_EVERY, Rounds, computing_dtype
 
 
 def unroll_rounds(logits: Tensor, tau: float, num_iters: int, tol: float | None, stop: bool) -> Rounds:
-    """Run the rounds in the log domain; the graph keeps two matrices a round.
+    """Run the rounds in the log domain; the autograd graph keeps two matrices per round.
 
     Args:
         logits: (*batch, n, n).
         tau: The temperature.
         num_iters: The most rounds to run.
-        tol: The column error a problem stops at, looked at every few rounds.
-        stop: Leave the loop when every problem has stopped. Without, stopped problems are kept as they are
-            while the loop goes on, which vmap and compiled code can do.
+        tol: The column error at which a problem stops, checked every few rounds.
+        stop: Leave the loop when every problem has stopped. Otherwise the loop goes on and leaves stopped problems
+            unchanged, which works under vmap and in compiled code too.
     """
     shift = logits.amax(-2, keepdim=True).detach()  # free: the first step normalises columns
     log_plan = (logits - shift).to(computing_dtype(logits.dtype)) / tau
@@ -28,9 +28,9 @@ def unroll_rounds(logits: Tensor, tau: float, num_iters: int, tol: float | None,
             running = running & ~(error <= tol)
             if stop and not running.any():
                 break
-        moved = log_plan - log_columns
-        moved = moved - moved.logsumexp(-1, keepdim=True)
-        log_plan = moved if tol is None else torch.where(running[..., None, None], moved, log_plan)
+        new = log_plan - log_columns
+        new = new - new.logsumexp(-1, keepdim=True)
+        log_plan = new if tol is None else torch.where(running[..., None, None], new, log_plan)
         rounds = rounds + running
     plan = log_plan.exp()
     return Rounds(plan, plan.detach().sum(-2), rounds)

@@ -1,4 +1,4 @@
-"""Pictures that live inside an HTML page: SVG in the colours of the page's theme, and small PNG of matrices."""
+"""Pictures inside an HTML page: SVG in the colours of the page's theme, and small PNG images of matrices."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from onebasin.plots.style import COLORS, GREY
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# The page defines these, once for a light and once for a dark background; black is the colour of its text.
+# The style sheet of the page defines these, for a light and for a dark background; black becomes the colour of its text.
 _VARIABLES = {color.lower(): f"var(--line-{i})" for i, color in enumerate(COLORS)}
 _VARIABLES |= {GREY: "var(--line-grey)", "#000000": "currentColor"}
 _MAX_CELLS = 64
-_SHADES = (0, 140, 200, 255)  # how opaque a cell is that holds no unit, few, some, many of its units
+_SHADES = (0, 140, 200, 255)  # how opaque a pixel is that holds none, few, some or most of the units of its row
 
 
 def themed_svg(figure: Figure, label: str) -> str:
     """A matplotlib figure as an ``<svg>`` element that takes its colours and its font from the page around it.
 
-    It holds no ids but those it uses itself, no style sheet (which would leak into the page) and no address. The same figure
+    It holds only the ids that it uses itself, no style sheet (which would affect the page) and no address. The same figure
     gives the same text.
 
     Args:
-        figure: what to draw; its background is left out.
-        label: what it shows, for those who cannot see it.
+        figure: the figure; its background is left out.
+        label: what it shows, for readers who cannot see it.
     """
     from matplotlib import rc_context
 
@@ -59,9 +59,9 @@ def _recolor(value: str) -> str:
 
 
 def matrix_png(sources: Tensor) -> str:
-    """A permutation as a picture of its matrix, targets down and sources across: the address of a PNG, black on nothing.
+    """A permutation as a picture of its matrix, targets down and sources across: a black PNG, as a ``data:`` address.
 
-    Up to 64 units each entry is one pixel; beyond that a pixel is a block of entries, darker the more of its units it holds.
+    Up to 64 units each entry is one pixel. Beyond that a pixel is a block of entries, darker the more units it holds.
 
     Args:
         sources: where each unit comes from, (n,).
@@ -77,11 +77,11 @@ def matrix_png(sources: Tensor) -> str:
 
 
 def _encode(shades: np.ndarray) -> bytes:
-    """A PNG of two bits a pixel: black, as opaque as the shade says."""
+    """A PNG with two bits per pixel: black, as opaque as the shade says."""
     height, width = shades.shape
     bits = (shades[..., None] >> np.array([1, 0], np.uint8)) & 1
     rows = np.packbits(bits.reshape(height, -1), axis=1)
-    unfiltered = np.insert(rows, 0, 0, axis=1).tobytes()  # each row begins with the number of its filter, none
+    unfiltered = np.insert(rows, 0, 0, axis=1).tobytes()  # each row begins with the number of its filter; 0 is none
     header = struct.pack(">IIBBBBB", width, height, 2, 3, 0, 0, 0)
     palette = bytes(3 * len(_SHADES))
     chunks = [(b"IHDR", header), (b"PLTE", palette), (b"tRNS", bytes(_SHADES)), (b"IDAT", zlib.compress(unfiltered, 9))]

@@ -59,13 +59,18 @@ def check_finite(states: Mapping[str, State]) -> None:
                 value = state[key]
                 if value.is_meta:
                     raise ValueError(f"{name} is on the meta device: it has no values")
-                sums.append((name, key, (value.float() if value.itemsize < 2 else value).sum()))
+                sums.append((name, key, _widen(value).sum()))
     if _are_finite([total for _, _, total in sums]):
         return
     # What is not finite shows in the sum. The converse fails where a sum of large numbers overflows: look at each then.
     for name, key, total in sums:
-        if not total.isfinite() and not states[name][key].isfinite().all():
+        if not total.isfinite() and not _widen(states[name][key]).isfinite().all():
             raise ValueError(f"{key!r} of {name} holds NaN or infinity")
+
+
+def _widen(value: Tensor) -> Tensor:
+    """In a type that PyTorch computes in: it has no sums of float8 tensors."""
+    return value.float() if value.itemsize < 2 else value
 
 
 def _are_finite(numbers: Sequence[Tensor]) -> bool:

@@ -30,7 +30,7 @@ def check_writable(target: Path, force: bool = False, folder: bool = False) -> N
         raise ValueError(f"{target} exists already: it is replaced only by force (--force)")
 
 
-def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], None]) -> None:
+def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:
     """Call `write` on a temporary file beside `path`, then rename it: a killed run leaves no half file."""
     target = Path(path)
     check_writable(target, force=True)

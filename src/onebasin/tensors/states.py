@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from abc import abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
@@ -111,6 +112,10 @@ class StateDict(dict[str, Any], State):
     def load(self) -> StateDict:
         """Itself."""
         return self
+
+    def __reduce__(self) -> Any:
+        # Saved as what `state_dict()` returns: readers need no onebasin, and `torch.load(weights_only=True)` takes it.
+        return OrderedDict, (), None, None, iter(self.items())
 
 
 class LazyState(State):

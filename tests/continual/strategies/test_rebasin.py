@@ -170,17 +170,17 @@ def test_with_recall_and_nothing_permuted_it_is_dark_experience_replay(mlp, symm
 def test_a_recall_that_cannot_be_is_refused(mlp, symmetry):
     with pytest.raises(ValueError, match="recall must not be negative"):
         RebasinStrategy(mlp, symmetry, recall=-1.0)
-    with pytest.raises(ValueError, match="recall keeps answers beside the memory"):
+    with pytest.raises(ValueError, match="recall stores outputs with the memory"):
         RebasinStrategy(mlp, symmetry, recall=0.5, memory_per_class=0)
 
 
 def test_steps_after_the_fusion_lower_its_cost(mlp, symmetry):
-    """Half of the steps on what is kept: better on the task than all of them on what is not."""
+    """Half of the steps on the network that is kept give a lower cost than all of them on the midpoint."""
     options = {"batch_size": 40, "epochs": 40, "noise": 0.5, "alpha": 0.8, "clip": None, "optimizer": sgd(0.02)}
     task = make_task(1)
     costs = []
-    for settle in (0.0, 0.5):
-        strategy = RebasinStrategy(mlp, symmetry, settle=settle, **options)
+    for share in (0.0, 0.5):
+        strategy = RebasinStrategy(mlp, symmetry, share_after_fusion=share, **options)
         strategy.fit(make_task(0))
         strategy.fit(task)
         assert strategy.history[0]["moved"] > 0
@@ -188,7 +188,7 @@ def test_steps_after_the_fusion_lower_its_cost(mlp, symmetry):
     assert costs[1] < costs[0]
 
 
-@pytest.mark.parametrize("options", [{"settle": 1.0}, {"settle": -0.1}, {"settle": 0.5, "residual": False}])
-def test_a_settling_that_cannot_be_is_refused(mlp, symmetry, options):
-    with pytest.raises(ValueError, match="settle must be a share"):
-        RebasinStrategy(mlp, symmetry, **options)
+@pytest.mark.parametrize(("share", "residual"), [(1.0, True), (-0.1, True), (0.5, False)])
+def test_steps_after_the_fusion_that_cannot_be_are_refused(mlp, symmetry, share, residual):
+    with pytest.raises(ValueError, match="share_after_fusion must lie in"):
+        RebasinStrategy(mlp, symmetry, share_after_fusion=share, residual=residual)

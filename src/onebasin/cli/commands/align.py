@@ -7,31 +7,36 @@ from typing import Annotated, Any
 
 import typer
 
-from onebasin.cli import curves, options, tasks
+import onebasin as ob
+from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
+from onebasin.cli.line_evaluation import LineEvaluator, list_numbers
+from onebasin.matching.recommendation import AUTO
 
 
 def align(
-    a: Annotated[Path, typer.Argument(metavar="A", help="The checkpoint to align to.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="The checkpoint to move.")],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="The checkpoint to align to.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The checkpoint to move.")],
     out: options.Out,
     permutation: Annotated[
         Path | None,
-        typer.Option("--permutation", "-p", metavar="FILE", help="Where to write the permutation. Beside OUT if not given.",
+        typer.Option("--permutation", "-p", metavar="FILE", help="Where to write the permutation. By default beside OUT.",
                      rich_help_panel="Output"),
     ] = None,
-    model: options.Model = None,
+    architecture: options.Architecture = None,
     input_shape: options.InputShape = None,
     ignore: options.Ignore = None,
     check: options.Check = None,
-    method: options.Method = "weight-matching",
-    objective: options.Objective = "weight-distance",
+    method: options.Method = AUTO,
+    objective: options.Objective = None,
     data: options.Data = None,
     loss: options.Loss = "cross-entropy",
     init: options.Init = None,
     groups: options.Groups = None,
     seed: options.Seed = 0,
     restarts: options.Restarts = 0,
+    polish: options.Polish = None,
+    detect_copy: options.DetectCopy = True,
     settings: options.Settings = None,
     device: options.Device = "cpu",
     report: options.ReportFile = None,
@@ -39,45 +44,51 @@ def align(
     dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:  # fmt: skip
-    """Move the units of checkpoint B so that it comes as close to A as it can. Its function stays the same.
+    """Permute the hidden units of MODEL so that it comes as close to TARGET as it can. Its function stays the same.
 
-    Writes B, moved, in the layout and types of B, and the permutation.
+    Writes the permuted MODEL, in its own layout and types, and the permutation.
     """
     output = Output(json)
-    choices = tasks.read_choices(method, objective, data, loss, init, groups, seed, restarts, settings, device)
-    files = tasks.open_files([a, b])
-    file = permutation or tasks.permutation_beside(out, files[1].layout.is_folder)
-    tasks.check_outputs(out, files[1], [a, b], [file, report], force)
-    tasks.check_drawing(report)
-    opened = tasks.read_inputs(output, files, model, input_shape, ignore, check, choices.data)
-    opened.symmetry.restrict(groups)
-    like = opened.checkpoints[1]
-    record: dict[str, Any] = {"command": "align", "a": a, "b": b, "out": out, "permutation": file, "method": method}
-    tasks.show_inputs(output, [a, b], opened)
+    alignment = inputs.read_alignment_options(
+        method=method, objective=objective, data=data, loss=loss, settings=settings, device=device, init=init,
+        groups=groups or None, seed=seed, restarts=restarts, polish=polish, detect_copy=detect_copy,
+    )  # fmt: skip
+    files = inputs.open_files([target, model])
+    file = permutation or outputs.place_permutation(out, files[1].layout.is_folder)
+    outputs.check_outputs(out, files[1], [target, model], [file, report], force)
+    outputs.check_drawing(report)
+    models = inputs.read_models(output, files, architecture, input_shape, ignore, check, alignment.data)
+    models.symmetry.restrict(groups or None)
+    outputs.show_inputs(output, [target, model], models)
+    summary: dict[str, Any] = {
+        "command": "align", "target": target, "model": model, "out": out, "permutation": file, "method": method,
+        "symmetry": models.symmetry.summary(),
+    }  # fmt: skip
     if dry_run:
-        output.show(f"would write {tasks.list_paths(out, file, report)}; nothing was written")
-        output.finish({**record, "dry_run": True, "symmetry": opened.symmetry.summary()})
+        outputs.finish_dry_run(output, summary, [out, file, report])
         return
-    import onebasin as ob
-
-    with output.progress() as track, tasks.blame_data(choices.data):
-        lines = curves.lines_for_report(report, opened, data, loss)
-        paths = lines.measure({"as they are": like}, track) if lines else {}
-        target, source = choices.models(opened)
-        result = ob.align(source, to=target, symmetry=opened.symmetry, **choices.arguments(track))
-        moved = result.permutation.apply(like)
-        tasks.write_moved(out, moved, like, force, track, result.permutation, file)
-        paths |= lines.measure({"aligned": moved}, track) if lines else {}
-    title, facts = f"{b.name} aligned to {a.name}", {"A": a, "B": b, "written": out}
-    tasks.save_report(report, title, facts, symmetry=opened.symmetry, alignment=result, paths=paths)
-    output.facts({
-        "cost": f"{result.start_cost:.6g} -> {result.cost:.6g} ({objective})",
-        "moved": tasks.describe_moves(result.permutation),
+    moved = models.checkpoints[1]
+    with output.progress() as progress, inputs.explain_data_errors(alignment.data):
+        lines = LineEvaluator(models, inputs.read_loss(loss), inputs.read_data(data if report else None, "test"))
+        paths = lines.evaluate_lines({"as they are": moved}, progress)
+        first, second = alignment.load(models)
+        result = ob.align(second, to=first, symmetry=models.symmetry, progress=progress, **alignment.arguments)
+        state = result.permutation.apply(moved)
+        outputs.write_permuted(out, state, moved, force, progress, result.permutation, file)
+        paths |= lines.evaluate_lines({"aligned": state}, progress)
+    for note in result.notes:
+        output.note(note)
+    title, facts = f"{model.name} aligned to {target.name}", {"target (A)": target, "model (B)": model, "written": out}
+    outputs.save_report(report, title, facts, symmetry=models.symmetry, alignment=result, paths=paths)
+    output.show_facts({
+        "method": result.method,
+        "cost": f"{result.start_cost:.6g} -> {result.cost:.6g} ({objective or 'weight-distance'})",
+        "moved": outputs.describe_permutation(result.permutation),
         "ended": ("converged" if result.converged else "stopped at its limit") + f" after {result.seconds:.1f} s",
         "wrote": "\n".join(str(path) for path in (out, file, report) if path is not None),
     })  # fmt: skip
     output.finish({
-        **record, "report": report, "cost": result.cost, "start_cost": result.start_cost, "converged": result.converged,
-        "seconds": result.seconds, "history": result.history, "symmetry": opened.symmetry.summary(),
-        "notes": tasks.all_notes(opened), "paths": curves.record(paths),
+        **summary, "report": report, "method": result.method, "cost": result.cost, "start_cost": result.start_cost,
+        "converged": result.converged, "seconds": result.seconds, "history": result.history,
+        "notes": [*models.notes, *result.notes], "paths": list_numbers(paths),
     })  # fmt: skip

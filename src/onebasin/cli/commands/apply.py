@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
+from onebasin.checkpoints.moving import FileKind, move_file
 from onebasin.cli import options
 from onebasin.cli.console import Output
-
-Kind = Literal["auto", "model", "task-vector", "lora", "optimizer"]
+from onebasin.cli.outputs import finish_dry_run
+from onebasin.symmetries import Permutation
 
 
 def apply(
-    permutation: Annotated[Path, typer.Argument(metavar="PERMUTATION", help="What align wrote, or Permutation.save.")],
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="What to move.")],
+    permutation: Annotated[
+        Path, typer.Argument(metavar="PERMUTATION", help="A file that align or Permutation.save has written.")
+    ],
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="The file or folder to permute.")],
     out: options.Out,
     kind: Annotated[
-        Kind,
+        FileKind,
         typer.Option(
             "--kind",
-            help="What it is: auto, model, task-vector (may lack tensors), lora or optimizer.",
+            help="What CHECKPOINT is: auto, model, task-vector (may lack tensors), lora or optimizer.",
             metavar="KIND",
         ),
     ] = "auto",
@@ -30,7 +33,7 @@ def apply(
         bool | None,
         typer.Option(
             "--fan-in-fan-out/--fan-out-fan-in",
-            help="Of a LoRA: base weights are (inputs, outputs). Read from adapter_config.json if that is there.",
+            help="For a LoRA: base weights are (inputs, outputs). By default as adapter_config.json says.",
         ),
     ] = None,
     ignore: options.Ignore = None,
@@ -38,27 +41,23 @@ def apply(
     dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:
-    """Move a checkpoint, or what hangs on a model, by a saved permutation. No architecture is needed.
+    """Permute a checkpoint, a LoRA, a task vector or an optimiser's state by a saved permutation.
 
-    A LoRA's A takes the base weight's input axis, its B the output axis. An optimiser's moments follow their parameters.
+    No architecture is needed: the permutation file knows the names and shapes of the model's tensors.
     """
-    from onebasin.checkpoints.applying import move_file
-    from onebasin.symmetries import Permutation
-
     output = Output(json)
-    chosen = Permutation.load(permutation)
-    moved = move_file(chosen.inverse() if inverse else chosen, checkpoint, kind, fan_in_fan_out, ignore or ())
+    loaded = Permutation.load(permutation)
+    moved = move_file(loaded.inverse() if inverse else loaded, checkpoint, kind, fan_in_fan_out, ignore or ())
     moved.check(out, force, [permutation])
     for note in moved.notes:
         output.note(f"{checkpoint}: {note}")
-    record = {"command": "apply", "permutation": permutation, "checkpoint": checkpoint, "kind": moved.kind, "out": out}
-    facts = {"permutation": repr(chosen), str(checkpoint): f"{moved.kind}, {moved.description}"}
+    summary = {"command": "apply", "permutation": permutation, "checkpoint": checkpoint, "kind": moved.kind, "out": out}
+    facts = {"permutation": repr(loaded), str(checkpoint): f"{moved.kind}, {moved.describe()}"}
     if dry_run:
-        output.facts(facts)
-        output.show(f"would write {out}; nothing was written")
-        output.finish({**record, "dry_run": True, "notes": moved.notes})
+        output.show_facts(facts)
+        finish_dry_run(output, {**summary, "notes": moved.notes}, [out])
         return
-    with output.progress() as track:
-        moved.write(out, force, track)
-    output.facts({**facts, "wrote": out})
-    output.finish({**record, "notes": moved.notes})
+    with output.progress() as progress:
+        moved.write(out, force, progress)
+    output.show_facts({**facts, "wrote": out})
+    output.finish({**summary, "notes": moved.notes})

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from onebasin.cli import curves, options, tasks
+from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
-
-if TYPE_CHECKING:
-    from onebasin.landscape.paths import LinearPath as Curve
+from onebasin.cli.line_evaluation import LineEvaluator, list_numbers
+from onebasin.landscape.paths import LinearPath
+from onebasin.plots import plot_paths
+from onebasin.symmetries import Permutation
+from onebasin.tensors.files import write_atomically
+from onebasin.tensors.states import State
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -23,19 +27,19 @@ def barrier(
     data: options.Data = None,
     loss: options.Loss = "cross-entropy",
     points: Annotated[
-        int, typer.Option("--points", min=2, metavar="N", help="On the line, both ends included.", rich_help_panel="Data")
+        int, typer.Option("--points", min=2, metavar="N", help="Points on a line, with both ends.", rich_help_panel="Data")
     ] = 25,
     reset: Annotated[
         bool,
-        typer.Option("--reset-batch-norm", help="Estimate the statistics of batch norms anew at every point.",
+        typer.Option("--reset-batch-norm", help="Estimate the statistics of batch norms again at every point.",
                      rich_help_panel="Data"),
     ] = False,
     permutation: Annotated[
         Path | None,
-        typer.Option("--permutation", "-p", metavar="FILE", help="Also measure the line to B moved by this.",
+        typer.Option("--permutation", "-p", metavar="FILE", help="Also measure the line to B permuted by this.",
                      rich_help_panel="Data"),
     ] = None,
-    model: options.Model = None,
+    architecture: options.Architecture = None,
     input_shape: options.InputShape = None,
     ignore: options.Ignore = None,
     check: options.Check = None,
@@ -49,65 +53,57 @@ def barrier(
     json: options.Json = False,
 ) -> None:  # fmt: skip
     """Measure the loss on the line between two checkpoints: the curve, its barrier, the area under it."""
-    from onebasin.symmetries import Permutation
-
     output = Output(json)
     if data is None:
         raise typer.BadParameter("the loss is measured on data: give it", param_hint="--data")
-    batches, criterion = tasks.read_data(data, "test"), tasks.read_loss(loss)
+    batches, criterion = inputs.read_data(data, "test"), inputs.read_loss(loss)
     _check_picture(picture)
-    tasks.check_files([a, b], [picture, report], force)
-    tasks.check_drawing(picture, report)
-    move = Permutation.load(permutation) if permutation is not None else None
-    opened = tasks.read_inputs(output, tasks.open_files([a, b]), model, input_shape, ignore, check, batches)
-    states: dict[str, Any] = {"as they are": opened.checkpoints[1]}
-    if move is not None:
-        states["aligned"] = move.apply(opened.checkpoints[1])
-    record: dict[str, Any] = {"command": "barrier", "a": a, "b": b, "data": data, "loss": loss}
-    tasks.show_inputs(output, [a, b], opened)
+    outputs.check_files([a, b], [picture, report], force)
+    outputs.check_drawing(picture, report)
+    loaded = Permutation.load(permutation) if permutation is not None else None
+    models = inputs.read_models(output, inputs.open_files([a, b]), architecture, input_shape, ignore, check, batches)
+    states: dict[str, State] = {"as they are": models.checkpoints[1]}
+    if loaded is not None:
+        states["aligned"] = loaded.apply(models.checkpoints[1])
+    summary: dict[str, Any] = {"command": "barrier", "a": a, "b": b, "data": data, "loss": loss}
+    outputs.show_inputs(output, [a, b], models)
     if dry_run:
         output.show(f"would evaluate {points} points on each of {len(states)} lines; nothing was done")
-        output.finish({**record, "dry_run": True})
+        output.finish({**summary, "dry_run": True})
         return
-    with output.progress() as track, tasks.blame_data(batches):
-        found = curves.Lines(opened, criterion, batches, points, reset).measure(states, track)
-    output.show(_table(found))
+    with output.progress() as progress, inputs.explain_data_errors(batches):
+        paths = LineEvaluator(models, criterion, batches, points, reset).evaluate_lines(states, progress)
+    output.show(_table(paths))
     if picture is not None:
-        _draw(picture, found)
+        _draw(picture, paths)
     title, facts = f"The line from {a.name} to {b.name}", {"A": a, "B": b, "data": data, "loss": loss}
-    moved = {b.name: move} if move is not None else {}
-    tasks.save_report(report, title, facts, paths=found, symmetry=opened.symmetry, permutations=moved)
+    permutations = {b.name: loaded} if loaded is not None else {}
+    outputs.save_report(report, title, facts, paths=paths, symmetry=models.symmetry, permutations=permutations)
     for path in filter(None, (picture, report)):
         output.show(f"wrote {path}")
-    ended = {"picture": picture, "report": report, "notes": tasks.all_notes(opened)}
-    output.finish({**record, "paths": curves.record(found), **ended})
+    output.finish({**summary, "paths": list_numbers(paths), "picture": picture, "report": report, "notes": models.notes})
 
 
-def _table(curves: dict[str, Curve]) -> Table:
+def _table(paths: dict[str, LinearPath]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold underline")
     for name in ("line", "curve of the loss", "ends", "barrier", "AUC"):
         table.add_column(name, justify="left" if name in ("line", "curve of the loss") else "right")
-    losses = [loss for curve in curves.values() for loss in curve.losses if loss - loss == 0]
-    for name, curve in curves.items():
-        ends = f"{curve.losses[0]:.4g}, {curve.losses[-1]:.4g}"
-        table.add_row(
-            name,
-            _sparkline(curve.losses, min(losses, default=0.0), max(losses, default=0.0)),
-            ends,
-            f"{curve.barrier:.4g}",
-            f"{curve.auc:.4g}",
-        )
+    losses = [loss for path in paths.values() for loss in path.losses if math.isfinite(loss)]
+    for name, path in paths.items():
+        curve = _sparkline(path.losses, min(losses, default=0.0), max(losses, default=0.0))
+        ends = f"{path.losses[0]:.4g}, {path.losses[-1]:.4g}"
+        table.add_row(name, curve, ends, f"{path.barrier:.4g}", f"{path.auc:.4g}")
     return table
 
 
 def _sparkline(values: list[float], low: float, high: float) -> str:
-    """The values as a row of blocks; what is not finite is a question mark.
+    """The values as a row of blocks; a value that is not finite is a question mark.
 
     >>> _sparkline([0.0, 0.5, 1.0], 0.0, 1.0)
     '▁▄█'
     """
     scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BLOCKS[int((v - low) * scale)] if v - v == 0 else "?" for v in values)
+    return "".join(_BLOCKS[int((v - low) * scale)] if math.isfinite(v) else "?" for v in values)
 
 
 def _check_picture(path: Path | None) -> None:
@@ -115,9 +111,6 @@ def _check_picture(path: Path | None) -> None:
         raise ValueError(f"cannot draw {path}: it should end in .svg, .png or .pdf")
 
 
-def _draw(path: Path, curves: dict[str, Curve]) -> None:
-    from onebasin.plots import plot_paths
-    from onebasin.tensors.files import write_atomically
-
-    figure: Any = plot_paths(curves).figure
+def _draw(path: Path, paths: dict[str, LinearPath]) -> None:
+    figure: Any = plot_paths(paths).figure
     write_atomically(path, lambda file: figure.savefig(file, format=path.suffix[1:], dpi=150))

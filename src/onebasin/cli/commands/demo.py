@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from onebasin.cli import options
+from onebasin.cli import digits_demo, options
 
 
 def demo(
@@ -15,6 +15,4 @@ def demo(
     seed: options.Seed = 0,
 ) -> None:
     """Train two small networks on embedded digits, align them by each method, draw the curves. No download."""
-    from onebasin.cli.digits_demo import main
-
-    main(["--out", str(out), "--seed", str(seed)])
+    digits_demo.run(out, seed)

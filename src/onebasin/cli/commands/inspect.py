@@ -3,59 +3,54 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
+from onebasin.checkpoints import find_architecture
 from onebasin.cli import options
 from onebasin.cli.console import Output
-
-if TYPE_CHECKING:
-    from onebasin.symmetries import Symmetry
+from onebasin.symmetries import Permutation, Symmetry
+from onebasin.symmetries.describe import merge_layers, pin_reasons, places, summarise
+from onebasin.symmetries.layout import write
 
 _SHOWN = 4
 
 
 def inspect(
-    model: Annotated[
+    architecture: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL",
-            help="package.module:factory, torchvision:resnet50, timm:NAME, a Hugging Face folder, or a saved permutation.",
+            metavar="ARCHITECTURE",
+            help="package.module:factory, torchvision:NAME, timm:NAME, a Hugging Face folder, or a saved permutation.",
         ),
     ],
     input_shape: options.InputShape = None,
     check: options.Check = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every group and every axis, layers one by one.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show every layer by itself, with all axes.")] = False,
     json: options.Json = False,
 ) -> None:
     """Show which units of a model can be permuted: groups, the axes they move, and why other axes cannot."""
     output = Output(json)
-    if Path(model).is_file() and Path(model).name != "config.json":
-        from onebasin.symmetries import Permutation
-
-        permutation = Permutation.load(model)
+    if Path(architecture).is_file() and Path(architecture).name != "config.json":
+        permutation = Permutation.load(architecture)
         symmetry = permutation.symmetry
         output.show(repr(permutation))
     else:
-        from onebasin.checkpoints import find_architecture
-
-        architecture = find_architecture(model, input_shape or ())
-        for text in architecture.notes:
-            output.note(text)
-        symmetry = architecture.symmetry(check)
+        found = find_architecture(architecture, input_shape or ())
+        for note in found.notes:
+            output.note(note)
+        symmetry = found.symmetry(check)
     if everything:
         output.show(Text(str(symmetry)))
     else:
         _show(output, symmetry)
-    output.finish(_record(model, symmetry))
+    output.finish({"command": "inspect", "model": architecture, **_list_contents(symmetry)})
 
 
 def _show(output: Output, symmetry: Symmetry) -> None:
-    from onebasin.symmetries.describe import merge_layers, pin_reasons, summarise
-
     output.show(Text(symmetry.summary(), style="bold"))
     table = _table("group", "units", "axes it moves")
     for name, count, group, axes in summarise(symmetry):
@@ -81,7 +76,7 @@ def _table(*names: str) -> Table:
 
 
 def _relative(axes: list[str], name: str) -> list[str]:
-    """Axes without the module that all of them and the group are in.
+    """Axes without the name of the module that contains all of them and the group.
 
     >>> _relative(["h.*.mlp.up.weight[0]", "h.*.mlp.down.weight[1]"], "h.*.mlp.up")
     ['.up.weight[0]', '.down.weight[1]']
@@ -98,13 +93,8 @@ def _shorten(entries: list[str]) -> str:
     return "\n".join([*entries[:_SHOWN], *more])
 
 
-def _record(model: str, symmetry: Symmetry) -> dict:
-    from onebasin.symmetries.describe import pin_reasons, places
-    from onebasin.symmetries.layout import write
-
+def _list_contents(symmetry: Symmetry) -> dict[str, Any]:
     return {
-        "command": "inspect",
-        "model": model,
         "summary": symmetry.summary(),
         "num_hidden": symmetry.num_hidden,
         "num_free": symmetry.num_free,

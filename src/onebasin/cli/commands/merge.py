@@ -2,48 +2,52 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from onebasin.cli import curves, options, tasks
+import onebasin as ob
+from onebasin.checkpoints import CheckpointSet, write_checkpoint
+from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
-
-if TYPE_CHECKING:
-    from onebasin.checkpoints import Opened
-    from onebasin.symmetries import Permutation
+from onebasin.cli.line_evaluation import LineEvaluator, list_numbers
+from onebasin.matching.recommendation import AUTO
+from onebasin.tensors.interpolation import check_weights
+from onebasin.tensors.states import State
 
 
 def merge(
-    models: Annotated[list[Path], typer.Argument(metavar="A B [C ...]", help="Checkpoints of one architecture.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="A B [C ...]", help="Checkpoints of one architecture.")],
     out: options.Out,
     weights: Annotated[
         str | None,
-        typer.Option("--weights", metavar="W,W,...", help="Of the models in the average. Equal if not given.",
+        typer.Option("--weights", metavar="W,W,...", help="The models' weights in the average. By default equal.",
                      rich_help_panel="Method"),
     ] = None,
-    to: Annotated[
+    reference: Annotated[
         Literal["first", "mean"],
-        typer.Option("--to", help="Align all to the first, or each to the mean of the others until nothing moves.",
+        typer.Option("--reference", help="Align all to the first, or each to the mean of the others until nothing moves.",
                      rich_help_panel="Method"),
     ] = "first",
     repair: Annotated[
         bool, typer.Option("--repair", help="Correct the merged network's statistics on --data.", rich_help_panel="Data")
     ] = False,
-    model: options.Model = None,
+    architecture: options.Architecture = None,
     input_shape: options.InputShape = None,
     ignore: options.Ignore = None,
     check: options.Check = None,
-    method: options.Method = "weight-matching",
-    objective: options.Objective = "weight-distance",
+    method: options.Method = AUTO,
+    objective: options.Objective = None,
     data: options.Data = None,
     loss: options.Loss = "cross-entropy",
     groups: options.Groups = None,
     seed: options.Seed = 0,
     restarts: options.Restarts = 0,
+    polish: options.Polish = None,
+    detect_copy: options.DetectCopy = True,
     settings: options.Settings = None,
     device: options.Device = "cpu",
     report: options.ReportFile = None,
@@ -53,83 +57,117 @@ def merge(
 ) -> None:  # fmt: skip
     """Align checkpoints and average them into one.
 
-    The result has the layout, the types and, from a Hugging Face folder, the configuration and tokenizer of A.
+    The result has the layout and the types of A and, from a Hugging Face folder, its configuration and tokenizer.
     """
     output = Output(json)
-    if len(models) < 2:
+    if len(paths) < 2:
         raise typer.BadParameter("merging needs at least two checkpoints", param_hint="A B [C ...]")
-    shares = _read_weights(weights, len(models))
-    choices = tasks.read_choices(method, objective, data, loss, None, groups, seed, restarts, settings, device)
-    if repair and choices.data is None:
+    shares = check_weights(_read_weights(weights), len(paths), normalise=True)
+    alignment = inputs.read_alignment_options(
+        method=method, objective=objective, data=data, loss=loss, settings=settings, device=device,
+        groups=groups or None, seed=seed, restarts=restarts, polish=polish, detect_copy=detect_copy,
+    )  # fmt: skip
+    if repair and alignment.data is None:
         raise ValueError("--repair runs the networks: give --data")
-    files = tasks.open_files(models)
-    tasks.check_outputs(out, files[0], models, [report], force)
-    tasks.check_drawing(report)
-    opened = tasks.read_inputs(output, files, model, input_shape, ignore, check, choices.data)
-    opened.symmetry.restrict(groups)
-    like = opened.checkpoints[0]
-    names = tasks.short_names(models)
-    record: dict[str, Any] = {
-        "command": "merge", "models": models, "out": out, "weights": shares, "method": method, "to": to,
+    files = inputs.open_files(paths)
+    outputs.check_outputs(out, files[0], paths, [report], force)
+    outputs.check_drawing(report)
+    models = inputs.read_models(output, files, architecture, input_shape, ignore, check, alignment.data)
+    models.symmetry.restrict(groups or None)
+    outputs.show_inputs(output, paths, models)
+    summary: dict[str, Any] = {
+        "command": "merge", "models": paths, "out": out, "weights": shares, "method": method, "reference": reference,
+        "symmetry": models.symmetry.summary(),
     }  # fmt: skip
-    tasks.show_inputs(output, models, opened)
     if dry_run:
-        output.show(f"would write {tasks.list_paths(out, report)}; nothing was written")
-        output.finish({**record, "dry_run": True, "symmetry": opened.symmetry.summary()})
+        outputs.finish_dry_run(output, summary, [out, report])
         return
-    import onebasin as ob
-
-    history: list[dict[str, Any]] = []
-    found: list[Any] = []
-    with output.progress() as track, tasks.blame_data(choices.data):
-        lines = curves.lines_for_report(report, opened, data, loss)
-        paths = lines.measure(_others(names, opened.checkpoints), track) if lines else {}
-        chosen = opened.load() if repair else choices.models(opened)
-        arguments = {**choices.arguments(track), "callback": history.append, "on_aligned": found.extend}
-        arguments.pop("init")
+    like, found = models.checkpoints[0], _Alignments(outputs.short_names(paths))
+    with output.progress() as progress, inputs.explain_data_errors(alignment.data):
+        lines = LineEvaluator(models, inputs.read_loss(loss), inputs.read_data(data if report else None, "test"))
+        curves = lines.evaluate_lines(_name_lines(found.names, models.checkpoints), progress)
         merged = ob.merge(
-            chosen, weights=shares, repair=choices.data if repair else None, symmetry=opened.symmetry, to=to, **arguments
-        )
-        state = tasks.in_types_of(like, merged)
-        tasks.write_moved(out, state, like, force, track)
-        paths |= lines.measure(_others(names, _seen_from_first(found, opened), ", aligned"), track) if lines else {}
-        measured = lines.evaluate_state(state) if lines else {}
-    permutations = {name: moves for name, moves in zip(names, found, strict=True) if not moves.is_identity}
-    facts = {
-        "weights": ", ".join(f"{share:.4g}" for share in shares),
-        "method": method,
-        **{f"{name} of the merge": f"{value:.4g}" for name, value in measured.items()},
-        **{name: tasks.describe_moves(moves) for name, moves in permutations.items()},
-    }
-    title = "Merge of " + ", ".join(names)
-    tasks.save_report(
-        report, title, {**facts, "written": out}, symmetry=opened.symmetry, permutations=permutations, paths=paths
-    )
-    output.facts({**facts, "wrote": "\n".join(str(path) for path in (out, report) if path is not None)})
-    ended = {"report": report, "history": history, "symmetry": opened.symmetry.summary(), "notes": tasks.all_notes(opened)}
-    output.finish({**record, **ended, "merged": measured, "paths": curves.record(paths)})
+            alignment.load(models, run=repair), weights=shares, repair=alignment.data if repair else None,
+            symmetry=models.symmetry, reference=reference, progress=progress, on_aligned=found.permutations.extend,
+            on_alignment=found.add, **alignment.arguments,
+        )  # fmt: skip
+        state = outputs.cast_like(like, merged)
+        write_checkpoint(out, state, like, force, progress)
+        aligned = _move_to_first(found.permutations, models)
+        curves |= lines.evaluate_lines(_name_lines(found.names, aligned, ", aligned"), progress)
+        measured = lines.evaluate_state(state)
+    for note in found.notes:
+        output.note(note)
+    facts = found.list_facts(shares, measured)
+    shown = {**facts, "notes": " ".join(found.notes), "written": out}
+    parts = {"symmetry": models.symmetry, "permutations": found.moved, "paths": curves}
+    outputs.save_report(report, f"Merge of {', '.join(found.names)}", shown, **parts)
+    output.show_facts({**facts, "wrote": "\n".join(str(path) for path in (out, report) if path is not None)})
+    output.finish({
+        **summary, "report": report, "method": found.methods, "history": found.history, "merged": measured,
+        "notes": [*models.notes, *found.notes], "paths": list_numbers(curves),
+    })  # fmt: skip
 
 
-def _seen_from_first(permutations: Sequence[Permutation], opened: Opened) -> list[Any]:
-    """The aligned models, all moved so that the first, which may have moved too, is where it was: the lines are the same."""
+@dataclass(frozen=True)
+class _Alignments:
+    """What `onebasin.merge` does to each model.
+
+    Attributes:
+        names: of the models.
+        permutations: one for each model.
+        results: the alignments in their order, each with the name of its model.
+    """
+
+    names: list[str]
+    permutations: list[ob.Permutation] = field(default_factory=list)
+    results: list[tuple[str, ob.Alignment]] = field(default_factory=list)
+
+    def add(self, number: int, result: ob.Alignment) -> None:
+        self.results.append((self.names[number], result))
+
+    @property
+    def notes(self) -> list[str]:
+        """Each note once, with the names of the models that it is about."""
+        models: dict[str, list[str]] = {}
+        for name, note in dict.fromkeys((name, note) for name, result in self.results for note in result.notes):
+            models.setdefault(note, []).append(name)
+        return [f"{', '.join(names)}: {note}" for note, names in models.items()]
+
+    @property
+    def methods(self) -> str:
+        return ", ".join(dict.fromkeys(result.method for _, result in self.results))
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        return [entry for _, result in self.results for entry in result.history]
+
+    def list_facts(self, shares: Sequence[float], measured: Mapping[str, float]) -> dict[str, Any]:
+        return {
+            "weights": ", ".join(f"{share:.4g}" for share in shares),
+            "method": self.methods,
+            **{f"{name} of the merge": f"{value:.4g}" for name, value in measured.items()},
+            **{name: outputs.describe_permutation(permutation) for name, permutation in self.moved.items()},
+        }
+
+    @property
+    def moved(self) -> dict[str, ob.Permutation]:
+        return {name: p for name, p in zip(self.names, self.permutations, strict=True) if not p.is_identity}
+
+
+def _move_to_first(permutations: Sequence[ob.Permutation], models: CheckpointSet) -> list[State]:
+    """The aligned models, all moved together so that the first, which may have moved too, is where it was."""
     back = permutations[0].inverse()
-    return [(back @ own).apply(file) for own, file in zip(permutations, opened.checkpoints, strict=True)]
+    return [(back @ own).apply(file) for own, file in zip(permutations, models.checkpoints, strict=True)]
 
 
-def _others(names: Sequence[str], states: Sequence[Any], ending: str = "") -> dict[str, Any]:
-    """All but the first, by the line to them."""
+def _name_lines(names: Sequence[str], states: Sequence[State], ending: str = "") -> dict[str, State]:
+    """All states but the first, by the name of the line from the first to them."""
     return {f"{names[0]} to {name}{ending}": state for name, state in zip(names[1:], states[1:], strict=True)}
 
 
-def _read_weights(text: str | None, count: int) -> list[float]:
-    if text is None:
-        return [1 / count] * count
+def _read_weights(text: str | None) -> list[float] | None:
     try:
-        weights = [float(part) for part in text.split(",")]
+        return None if text is None else [float(part) for part in text.split(",")]
     except ValueError:
         raise ValueError(f"cannot read --weights {text!r}: write numbers with commas between, such as 0.7,0.3") from None
-    if len(weights) != count:
-        raise ValueError(f"{count} checkpoints need {count} weights, got {len(weights)}")
-    if not sum(weights) or not math.isfinite(sum(weights)):
-        raise ValueError(f"the weights must have a sum other than zero, got --weights {text}")
-    return weights

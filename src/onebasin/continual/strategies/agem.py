@@ -16,20 +16,22 @@ class AGEM(Strategy):
     g - (g^T g_ref / g_ref^T g_ref) g_ref instead.
     """
 
-    replays = True
+    uses_memory = True
 
-    def begin(self, samples: Samples, num_steps: int) -> Callable[[], None]:
-        """Two gradients a step."""
+    def cost(self) -> Tensor:
+        """The loss on a batch of the first task; there is no memory yet."""
+        return self.task_loss()
+
+    def make_step(self, samples: Samples, num_steps: int) -> Callable[[], None]:
+        """A step along the projected gradient of the task; along the gradient itself while the memory is empty."""
         if not len(self.memory):
-            return super().begin(samples, num_steps)
+            return super().make_step(samples, num_steps)
         self.open_feeds(samples, num_steps)
-        replay = self.replay
-        assert replay is not None
         parameters = list(self.model.parameters())
         optimizer = self.make_optimizer(self.optimizer, parameters)
 
         def step() -> None:
-            task, memory = (self._gradient(feed) for feed in (self.feed, replay))
+            task, memory = (self._gradient(feed) for feed in self.feeds)
             parts = project(task, memory).split([parameter.numel() // self.members for parameter in parameters], dim=1)
             for parameter, part in zip(parameters, parts, strict=True):
                 parameter.grad = part.contiguous().view_as(parameter)
@@ -38,17 +40,17 @@ class AGEM(Strategy):
         return step
 
     def _gradient(self, feed: Feed) -> Tensor:
-        """One long vector a member: (members, parameters)."""
+        """The gradient of all parameters as one vector per network, (members, parameters)."""
         batch = feed.draw()
-        cost = self.loss(self.answer(batch), batch.targets)
+        cost = self.loss(self.forward(batch), batch.targets)
         gradients = torch.autograd.grad(cost, list(self.model.parameters()), materialize_grads=True)
         return torch.cat([gradient.reshape(self.members, -1) for gradient in gradients], dim=1)
 
 
 def project(gradient: Tensor, reference: Tensor) -> Tensor:
-    """The gradient without what it has against the reference; the gradient itself where they agree.
+    """Remove from the gradient its component against the reference, along the last axis; no change where they agree.
 
-    Along the last axis, and without a branch, so that a captured step takes either way.
+    It has no branch, so that a captured step can take either way.
     """
     square = torch.linalg.vecdot(reference, reference).clamp_(min=torch.finfo(reference.dtype).tiny)
     against = torch.linalg.vecdot(gradient, reference).clamp_(max=0) / square

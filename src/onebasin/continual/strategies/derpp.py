@@ -1,29 +1,30 @@
-"""DER++: replay that also keeps what the network once answered."""
+"""DER++: replay that also stores the outputs of the network."""
 
 from typing import Unpack
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from onebasin.continual.strategies.base import Loss, Strategy, Training
+from onebasin.continual.strategies.base import Strategy
+from onebasin.continual.training import Loss, Training
 
 
 class DERPlusPlus(Strategy):
     """Dark experience replay (Buzzega et al. 2020, arXiv 2004.07211), its eq. 6.
 
-    C(theta; B_i) + alpha mean |z' - h(x')|^2 + beta C(theta; x'', y''), where z' is what the network answered when its
-    task was done, and x' and x'' are two batches of the memory. The authors fill a reservoir while they train; here the
+    C(theta; B_i) + alpha mean |z' - h(x')|^2 + beta C(theta; x'', y''), where z' is the output that the network had when
+    its task was done, and x' and x'' are two batches of the memory. The authors fill a reservoir while they train; here the
     memory is that of all strategies, filled after each task.
 
     Args:
-        model: where to start.
+        model: Where to start.
         loss: ``loss(output, target)``.
-        alpha: weight of the kept answers.
-        beta: weight of the labels.
-        training: see `Training`.
+        alpha: Weight of the distance to the stored outputs.
+        beta: Weight of the loss on the memory.
+        training: See `Training`.
     """
 
-    replays = recalls = True
+    uses_memory = stores_outputs = True
 
     def __init__(
         self,
@@ -39,6 +40,6 @@ class DERPlusPlus(Strategy):
     def cost(self) -> Tensor:
         """The three terms, from one pass of the network."""
         losses = self.losses()
-        if losses.old is None or losses.kept is None:
-            return losses.new
-        return losses.new + self.beta * losses.old + self.alpha * losses.kept
+        if losses.memory is None or losses.outputs is None:
+            return losses.task
+        return losses.task + self.beta * losses.memory + self.alpha * losses.outputs

@@ -1,4 +1,4 @@
-"""EWC: parameters that mattered to earlier tasks are held by springs."""
+"""EWC: a quadratic penalty keeps parameters that mattered to earlier tasks near their old values."""
 
 from typing import Any, Unpack
 
@@ -7,26 +7,27 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from onebasin.continual.samples import Samples, as_input
-from onebasin.continual.strategies.base import Loss, Strategy, Training
+from onebasin.continual.strategies.base import Strategy
+from onebasin.continual.training import Loss, Training
 
 _CHUNK = 32
 
 
 class EWC(Strategy):
-    """Elastic weight consolidation (Kirkpatrick et al. 2017, arXiv 1612.00796), its eq. 3, a term for each task.
+    """Elastic weight consolidation (Kirkpatrick et al. 2017, arXiv 1612.00796), its eq. 3, with a term for each task.
 
     C(theta; B_i) + strength / 2 sum_k sum_j F_kj (theta_j - theta_kj)^2. F_k is the diagonal of the Fisher information at
-    the end of task k, from the gradients of single examples with their own labels. The sum of the quadratics is one
-    quadratic, about the average of the theta_k weighted by F_k, and up to a constant it is kept so.
+    the end of task k, from the gradients of single examples with their own labels. The sum of the quadratics is stored as
+    one quadratic around the average of the theta_k weighted by F_k, which is equal up to a constant.
 
     Args:
-        model: where to start.
+        model: Where to start.
         loss: ``loss(output, target)``, a mean over the batch.
         strength: lambda. Avalanche leaves out the half: its lambda is half of this one.
-        num_fisher: examples that F is estimated on; all if None.
-        fisher_batch: gradients are averaged over as many examples before they are squared. One is the definition;
+        num_fisher: Examples on which F is estimated; all if None.
+        fisher_batch: Gradients are averaged over this many examples before they are squared. One is the definition;
             libraries often square the gradients of training batches, which makes F smaller by about that factor.
-        training: see `Training`.
+        training: See `Training`.
     """
 
     def __init__(
@@ -47,15 +48,16 @@ class EWC(Strategy):
         self._anchor: list[Tensor] = []
 
     def cost(self) -> Tensor:
-        """The loss and the springs."""
+        """The loss on a batch of the task, and the penalty."""
         terms = [
             (fisher * (parameter - anchor).square()).sum()
             for parameter, fisher, anchor in zip(self.model.parameters(), self._fisher, self._anchor, strict=False)
         ]
-        return super().cost() + self.strength / 2 * torch.stack(terms).sum() if terms else super().cost()
+        loss = self.task_loss()
+        return loss + self.strength / 2 * torch.stack(terms).sum() if terms else loss
 
-    def finish(self, samples: Samples) -> None:
-        """Estimate F, and add this task's quadratic to the others'."""
+    def after_task(self, samples: Samples) -> None:
+        """Estimate F, and add the quadratic of this task to the sum."""
         parameters = [parameter.detach().clone() for parameter in self.model.parameters()]
         fisher = self._estimate(samples)
         if not self._fisher:
@@ -66,15 +68,15 @@ class EWC(Strategy):
             anchor += torch.where(total > 0, new / total, 1.0) * (parameter - anchor)
 
     def _estimate(self, samples: Samples) -> list[Tensor]:
-        """The mean of squared gradients of examples, or of small batches of them."""
+        """The mean of the squared gradients of examples, or of small batches of them."""
         params = {name: value.detach() for name, value in self.model.named_parameters()}
         count = len(samples) if self.num_fisher is None else min(self.num_fisher, len(samples))
         size = min(self.fisher_batch, count)
         order = torch.randperm(len(samples), generator=self.generator)[: count // size * size].view(-1, size)
-        order = order.repeat_interleave(self.members, dim=1)  # every example to every member
+        order = order.repeat_interleave(self.members, dim=1)  # each network gets every example
 
         def cost(params: dict[str, Tensor], inputs: Tensor, targets: Tensor, heads: Tensor) -> Tensor:
-            return self.loss(self.answer(Samples(inputs, targets, heads), params), targets)
+            return self.loss(self.forward(Samples(inputs, targets, heads), params), targets)
 
         gradient = torch.func.vmap(torch.func.grad(cost), in_dims=(None, 0, 0, 0))
         total = {name: torch.zeros_like(value) for name, value in params.items()}
@@ -85,12 +87,12 @@ class EWC(Strategy):
         return [value / len(order) for value in total.values()]
 
     def state_dict(self) -> dict[str, Any]:
-        """With the springs."""
-        springs = {"fisher": self._fisher, "anchor": self._anchor}
-        return {**super().state_dict(), **{name: [value.clone() for value in values] for name, values in springs.items()}}
+        """The state, with the penalty."""
+        penalty = {"fisher": self._fisher, "anchor": self._anchor}
+        return {**super().state_dict(), **{name: [value.clone() for value in values] for name, values in penalty.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take them over."""
+        """Continue from a state, with its penalty."""
         super().load_state_dict(state)
         self._fisher = [value.to(self.device).clone() for value in state["fisher"]]
         self._anchor = [value.to(self.device).clone() for value in state["anchor"]]

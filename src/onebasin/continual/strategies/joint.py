@@ -1,26 +1,27 @@
-"""Joint training: all tasks so far at once, from the start. The upper bound."""
+"""Joint training: all tasks so far together, from the initial network. The upper bound."""
 
 import copy
 from collections.abc import Callable
 from typing import Any, Unpack
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from onebasin.continual.samples import Samples
-from onebasin.continual.strategies.base import Loss, Strategy, Training
+from onebasin.continual.strategies.base import Strategy
 from onebasin.continual.streams import Task
+from onebasin.continual.training import Loss, Training
 
 
 class Joint(Strategy):
-    """Minimise sum_{k <= i} C(theta; T_k) from the initial network, with every task kept whole.
+    """Minimise sum_{k <= i} C(theta; T_k) from the initial network, with all examples of every task.
 
-    Training anew after each task is costly: `gather` takes a task in without training, for all but the last.
+    Training anew after each task is costly: `gather` adds a task without training, for all but the last.
 
     Args:
-        model: where to start, each time.
+        model: Where to start, each time.
         loss: ``loss(output, target)``.
-        training: see `Training`.
+        training: See `Training`.
     """
 
     def __init__(self, model: nn.Module, loss: Loss = functional.cross_entropy, **training: Unpack[Training]):
@@ -29,26 +30,29 @@ class Joint(Strategy):
         self._seen: list[Samples] = []
 
     def gather(self, task: Task) -> None:
-        """Keep a task for the next `fit`."""
-        self._seen.append(self._admit(task))
+        """Store a task for the next `fit`."""
+        self._seen.append(self._add_task(task))
 
     def count_steps(self, num_samples: int) -> int:
-        """Over everything."""
+        """The number of steps on all tasks so far."""
         return super().count_steps(num_samples + sum(len(samples) for samples in self._seen))
 
-    def begin(self, samples: Samples, num_steps: int) -> Callable[[], None]:
-        """Start again, on everything."""
+    def make_step(self, samples: Samples, num_steps: int) -> Callable[[], None]:
+        """Start again from the initial network, with batches of all tasks so far."""
         self._seen.append(samples)
         self.model.load_state_dict(self._start)
-        return super().begin(Samples.join(self._seen), num_steps)
+        return super().make_step(Samples.join(self._seen), num_steps)
+
+    def cost(self) -> Tensor:
+        """The loss on a batch of all tasks so far."""
+        return self.task_loss()
 
     def state_dict(self) -> dict[str, Any]:
-        """With all tasks."""
-        seen = [[s.inputs, s.targets, s.heads] for s in self._seen]
-        return {**super().state_dict(), "start": self._start, "seen": seen}
+        """The state, with all tasks."""
+        return {**super().state_dict(), "start": self._start, "seen": [samples.parts for samples in self._seen]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take them over."""
+        """Continue from a state, with all its tasks."""
         super().load_state_dict(state)
         self._start = {key: value.to(self.device) for key, value in state["start"].items()}
         self._seen = [Samples(*(part.to(self.device) for part in parts)) for parts in state["seen"]]

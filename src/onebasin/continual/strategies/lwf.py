@@ -1,4 +1,4 @@
-"""LwF: on new data, go on answering as before."""
+"""LwF: on new data, keep the outputs of the last network."""
 
 import copy
 from collections.abc import Callable
@@ -9,21 +9,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from onebasin.continual.samples import Samples, as_input
-from onebasin.continual.strategies.base import Loss, Strategy, Training
+from onebasin.continual.strategies.base import Strategy
+from onebasin.continual.training import Loss, Training
 
 
 class LwF(Strategy):
     """Learning without forgetting (Li and Hoiem 2016, arXiv 1606.09282), its eqs. 2 to 4.
 
-    C(theta; B_i) - strength sum_k sum_c y'_kc log yhat'_kc: the answers of the last network on the batch are targets,
-    softened by a temperature, for every earlier head k. Tasks that share one head count as one.
+    C(theta; B_i) - strength sum_k sum_c y'_kc log yhat'_kc: the outputs of the last network on the batch are targets for
+    every earlier head k, softened by a temperature. Tasks that share one head count as one.
 
     Args:
-        model: where to start.
+        model: Where to start.
         loss: ``loss(output, target)``.
         strength: lambda_o of the source.
-        temperature: T of the source, which takes 2.
-        training: see `Training`.
+        temperature: T of the source, which uses 2.
+        training: See `Training`.
     """
 
     def __init__(
@@ -41,20 +42,20 @@ class LwF(Strategy):
         self._teacher: nn.Module | None = None
         self._old_heads = torch.zeros(0, dtype=torch.int64)
 
-    def begin(self, samples: Samples, num_steps: int) -> Callable[[], None]:
-        """Keep the last network for a teacher."""
+    def make_step(self, samples: Samples, num_steps: int) -> Callable[[], None]:
+        """The step of the base class, with a copy of the last network as the teacher."""
         old = self.heads[:-1]
         distinct = [old.index(classes) for classes in dict.fromkeys(old)]
         self._old_heads = torch.tensor(distinct, dtype=torch.int64, device=self.device)
         self._teacher = copy.deepcopy(self.model).eval() if old else None
-        return super().begin(samples, num_steps)
+        return super().make_step(samples, num_steps)
 
     def cost(self) -> Tensor:
-        """The loss, and the cross-entropy to the teacher's answers."""
-        batch = self.feed.draw()
+        """The loss on a batch of the task, and the cross-entropy to the teacher's outputs on it."""
+        batch = self.feeds[0].draw()
         inputs = as_input(batch.inputs)
         output = self.model(inputs)
-        cost = self.loss(self.restrict(output, batch.heads), batch.targets)
+        cost = self.loss(self.mask_heads(output, batch.heads), batch.targets)
         if self._teacher is None:
             return cost
         with torch.no_grad():
@@ -62,11 +63,11 @@ class LwF(Strategy):
         return cost - self.strength * self.members * (before * self._soften(output)).sum((0, 2)).mean()
 
     def _soften(self, output: Tensor) -> Tensor:
-        """Log-probabilities at a temperature in every earlier head: (heads, batch, classes)."""
+        """Log-probabilities of every earlier head, at the temperature: (heads, batch, classes)."""
         heads = self._old_heads.unsqueeze(1)
         softened = (output / self.temperature).expand(len(heads), -1, -1)
-        return functional.log_softmax(self.restrict(softened, heads), dim=-1)
+        return functional.log_softmax(self.mask_heads(softened, heads), dim=-1)
 
-    def finish(self, samples: Samples) -> None:
-        """The teacher is not needed any more."""
+    def after_task(self, samples: Samples) -> None:
+        """Release the teacher."""
         self._teacher = None

@@ -1,24 +1,25 @@
 """Experience replay: every batch of the task comes with one of the memory."""
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from onebasin.continual.strategies.base import Loss, Strategy, Training, Weighting
+from onebasin.continual.strategies.base import Strategy
+from onebasin.continual.training import Loss, Training, Weighting, check_weighting
 
 
 class Replay(Strategy):
     """Experience replay (Chaudhry et al. 2019, arXiv 1902.10486): C(theta; B_i) and C(theta; B_M) in one step.
 
     Args:
-        model: where to start.
+        model: Where to start.
         loss: ``loss(output, target)``.
         weighting: "pooled" takes the mean over both batches, "equal" the average of the two means.
-        training: see `Training`.
+        training: See `Training`.
     """
 
-    replays = True
+    uses_memory = True
 
     def __init__(
         self,
@@ -34,9 +35,3 @@ class Replay(Strategy):
     def cost(self) -> Tensor:
         """The loss on both batches."""
         return self.losses().weigh(self.weighting)
-
-
-def check_weighting(weighting: Any) -> None:
-    """Refuse what is neither of the two."""
-    if weighting not in ("pooled", "equal"):
-        raise ValueError(f"weighting must be 'pooled' or 'equal', got {weighting!r}")

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from onebasin.descent.adam import make_adam
-from onebasin.descent.cuda_graphs import Step
+from onebasin.descent.adam import Optimizer, make_adam
+from onebasin.descent.cuda_graphs import CapturedStep
 from onebasin.matching.methods.base import Match, Method, check_choice, check_option
 from onebasin.matching.problem import Problem
 from onebasin.operator.implicit import choose_backend
@@ -19,6 +19,8 @@ from onebasin.relaxation.distance import SoftDistance
 from onebasin.relaxation.plans import plan_shape
 from onebasin.relaxation.rebasin_net import SOLVER_STEPS, RebasinNet
 from onebasin.symmetries import Permutation, Symmetry
+
+_ADAM = "adam."  # before the names of Adam's moments, where logits are saved
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,8 @@ class Sinkhorn(Method):
         start: logits at the "identity" as in the paper, "scaled" so that every plan holds `mass` on it, or "random".
         mass: see `start`.
         noise: standard deviation of the noise added to the start.
-        logits: go on from these, the `logits` of an `Alignment` of the same problem, or the ``state_dict()`` of a
-            `RebasinNet`.
+        logits: go on from here: the `logits` of an `Alignment` of the same problem, which hold the moments of Adam too, or
+            the ``state_dict()`` of a `RebasinNet`, with which Adam starts anew.
         solver_steps: the most steps of the implicit gradient's solver; see `RebasinNet`.
         capture: on CUDA, record a step as a graph and replay it. By default done with the objectives of this package at a
             fixed tau in float32; an objective of your own must do the same at every call and never wait for the device.
@@ -98,9 +100,12 @@ class Sinkhorn(Method):
 
     def match(self, problem: Problem) -> Match:
         """Descend from the start that the options name."""
-        net = self._make_net(problem)
+        net, saved = self._make_net(problem), self.logits or {}
+        optimizer = make_optimizer(net, self.lr)
+        if moments := {key.removeprefix(_ADAM): value for key, value in saved.items() if key.startswith(_ADAM)}:
+            optimizer.load_moments(moments)
         capture = self._can_be_captured(problem, net) if self.capture is None else self.capture
-        take_step = Step(make_step(problem, net, self.lr), capture, problem.device)
+        take_step = CapturedStep(make_step(problem, net, optimizer), capture, problem.device)
         search = _Search(problem)
         stream = problem.stream()
         small = not problem.objective.uses_data and max(map(int, net.logits), default=0) <= 128
@@ -116,7 +121,8 @@ class Sinkhorn(Method):
             if search.is_finished(step, self.patience):
                 break
         converged = self.steps == 0 or step < self.steps - 1
-        return Match(search.best, search.cost, converged, search.alternatives(), net.state_dict())
+        logits = net.state_dict() | {f"{_ADAM}{key}": value for key, value in optimizer.moments().items()}
+        return Match(search.best, search.cost, converged, search.alternatives(), logits)
 
     def _make_net(self, problem: Problem) -> RebasinNet:
         identity = problem.symmetry.identity()
@@ -134,7 +140,7 @@ class Sinkhorn(Method):
             solver_steps=self.solver_steps,
         ).to(problem.device, problem.dtype)
         if self.logits is not None:
-            net.load_state_dict(self.logits)
+            net.load_state_dict({key: value for key, value in self.logits.items() if not key.startswith(_ADAM)})
         return net
 
     def _can_be_captured(self, problem: Problem, net: RebasinNet) -> bool:
@@ -143,10 +149,14 @@ class Sinkhorn(Method):
         return self.final_tau is None and problem.objective.can_be_captured and on_triton
 
 
-def make_step(problem: Problem, net: RebasinNet, lr: float) -> Callable[[Any], Tensor]:
-    """A step of Adam on the logits for a batch; it returns the cost before it."""
+def make_optimizer(net: RebasinNet, lr: float) -> Optimizer:
+    """Adam on the logits; the step of each group grows with the logarithm of its size."""
+    return make_adam(list(net.logits.values()), [lr * max(math.log10(int(n)), 1.0) for n in net.logits])
+
+
+def make_step(problem: Problem, net: RebasinNet, optimizer: Optimizer) -> Callable[[Any], Tensor]:
+    """A step on the logits for a batch; it returns the cost before it."""
     on_cuda = problem.device.type == "cuda"
-    optimizer = make_adam(list(net.logits.values()), [lr * max(math.log10(int(n)), 1.0) for n in net.logits])
     distance = find_distance(problem, net)
     check = not on_cuda  # a check of the plans waits for the device; there the next look finds what is wrong
 

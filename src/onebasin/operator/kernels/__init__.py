@@ -1,1 +1,1 @@
-"""Triton kernels of the Sinkhorn operator; imported on CUDA devices alone."""
+"""Triton kernels of the Sinkhorn operator. Importing them needs Triton, so `operator.launch` does it inside functions."""

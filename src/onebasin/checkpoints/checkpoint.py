@@ -1,0 +1,99 @@
+"""A checkpoint as a value: its tensors, read when they are asked for, and the files they are in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onebasin.tensors.states import LazyState
+
+# In the order in which `from_pretrained` looks for them.
+WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "adapter_model.safetensors",
+    "adapter_model.bin",
+    "diffusion_pytorch_model.safetensors",
+    "diffusion_pytorch_model.safetensors.index.json",
+)
+TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
+SAFETENSORS_TYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64, "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+"""The names of types in the headers of safetensors files."""
+
+
+@dataclass(frozen=True)
+class FileLayout:
+    """Which files a checkpoint consists of, and what is in each.
+
+    Attributes:
+        path: the file or folder that the user named.
+        files: for each weight file, the names of the tensors in it.
+        index: the file that says which shard holds which tensor, if there are shards.
+        container: in a PyTorch file, the entry that holds the state dict; "" if the file is the state dict.
+        extras: in a PyTorch file, entries of the state dict that are no tensors.
+        metadata: for each safetensors file, the metadata in its header.
+    """
+
+    path: Path
+    files: Mapping[Path, tuple[str, ...]]
+    index: Path | None = None
+    container: str = ""
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[Path, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether a copy of it is a folder: the original is one, or has several files."""
+        return self.path.is_dir() or self.index is not None
+
+    @property
+    def hugging_face_folder(self) -> Path | None:
+        """The folder, if there is one and it has a configuration."""
+        return self.path if self.path.is_dir() and (self.path / "config.json").is_file() else None
+
+
+class Checkpoint(LazyState):
+    """A checkpoint on disk as a lazy state.
+
+    Attributes:
+        layout: its files.
+        names: for each key the name of its tensor in the files; they differ if a prefix was removed.
+        notes: remarks for the user about how it was read.
+        original: the same checkpoint under the names in the files, with every tensor in them.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[str, Tensor],
+        read: Callable[[str], Tensor],
+        layout: FileLayout,
+        names: Mapping[str, str] | None = None,
+        notes: tuple[str, ...] = (),
+        original: Checkpoint | None = None,
+    ):
+        super().__init__(shapes, read)
+        self.layout, self.notes = layout, notes
+        self.names = dict(names or {key: key for key in shapes})
+        self.original = original or self
+
+    @property
+    def path(self) -> Path:
+        """The file or folder that the user named."""
+        return self.layout.path
+
+    @property
+    def dtypes(self) -> list[str]:
+        """The names of the types of its tensors."""
+        return list(dict.fromkeys(str(value.dtype).removeprefix("torch.") for value in self.shapes.values()))

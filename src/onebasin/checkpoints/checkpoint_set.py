@@ -1,0 +1,89 @@
+"""Several checkpoints of one architecture, opened together and checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from onebasin.checkpoints.architectures import Architecture, find_architecture
+from onebasin.checkpoints.checkpoint import Checkpoint
+from onebasin.checkpoints.factories import SPECIFICATIONS
+from onebasin.checkpoints.reading import open_checkpoint
+from onebasin.checkpoints.tensor_names import check_finite, fit_names
+from onebasin.symmetries import Symmetry
+
+
+@dataclass(frozen=True)
+class CheckpointSet:
+    """Checkpoints of one architecture, their tensors under its names.
+
+    Attributes:
+        architecture: the architecture.
+        symmetry: its symmetry.
+        checkpoints: in the order in which they were given.
+    """
+
+    architecture: Architecture
+    symmetry: Symmetry
+    checkpoints: tuple[Checkpoint, ...]
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks for the user about the architecture and about each checkpoint, with its path."""
+        notes = [f"{checkpoint.path}: {note}" for checkpoint in self.checkpoints for note in checkpoint.notes]
+        return [*self.architecture.notes, *notes]
+
+    def load(self) -> list[nn.Module]:
+        """All models in memory."""
+        return [self.load_model(checkpoint) for checkpoint in self.checkpoints]
+
+    def load_model(self, checkpoint: Checkpoint) -> nn.Module:
+        """The model of one of the checkpoints. Types narrower than float32 are widened: some CPUs cannot run them."""
+        model = self.architecture.build()
+        model.load_state_dict(checkpoint.load())
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.is_floating_point() and tensor.itemsize < 4:
+                tensor.data = tensor.data.float()
+        return model
+
+
+def open_models(
+    paths: Sequence[str | os.PathLike[str] | Checkpoint],
+    specification: str | None = None,
+    input_shapes: Sequence[str] = (),
+    ignore: Collection[str] = (),
+    verify: bool | None = None,
+    example_inputs: Any = None,
+) -> CheckpointSet:
+    """Open checkpoints, find their architecture and its symmetry, and check that they fit it.
+
+    Args:
+        paths: the checkpoints; some may be open already.
+        specification: the architecture, see `find_architecture`. If None, the first Hugging Face folder among the
+            checkpoints defines it.
+        input_shapes: shapes of the example inputs, see `find_architecture`.
+        ignore: shell patterns for tensors that the model does not have.
+        verify: check the symmetry on random weights; by default for models of up to 50 million parameters.
+        example_inputs: used if no shapes are given and the architecture has no example inputs of its own.
+
+    Raises:
+        ValueError: if a checkpoint does not fit, or holds NaN or infinity.
+    """
+    opened = [path if isinstance(path, Checkpoint) else open_checkpoint(path) for path in paths]
+    if specification is None:
+        folders = [folder for checkpoint in opened if (folder := checkpoint.layout.hugging_face_folder) is not None]
+        if not folders:
+            raise ValueError(f"the files do not tell their architecture: give it with --model ({SPECIFICATIONS})")
+        specification = str(folders[0])
+    architecture = find_architecture(specification, input_shapes, example_inputs)
+    symmetry = architecture.symmetry(verify)
+    shapes = architecture.shapes()
+    checkpoints = tuple(fit_names(checkpoint, shapes, symmetry.ties, ignore) for checkpoint in opened)
+    check_finite(*checkpoints)
+    for checkpoint in checkpoints:
+        symmetry.bind(checkpoint)
+    return CheckpointSet(architecture, symmetry, checkpoints)

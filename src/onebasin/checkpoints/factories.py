@@ -1,0 +1,188 @@
+"""Where modules come from: a function of the user, torchvision, timm, or the configuration in a Hugging Face folder."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import json
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+SPECIFICATIONS = "package.module:factory, torchvision:NAME, timm:NAME, or a Hugging Face folder"
+
+
+class Factory(NamedTuple):
+    """How to build a module.
+
+    Attributes:
+        make: builds it.
+        example_inputs: what to call it with, if that is known.
+        notes: remarks for the user about how it is built.
+    """
+
+    make: Callable[[], nn.Module]
+    example_inputs: Any
+    notes: tuple[str, ...] = ()
+
+
+def build_on_cpu(make: Callable[[], nn.Module]) -> nn.Module:
+    """A module in eval mode, on the CPU."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # constructors warn about initialisations that have no effect on the meta device
+        return make().eval()
+
+
+def build_on_meta(make: Callable[[], nn.Module]) -> nn.Module:
+    """A module in eval mode, without memory for its weights; on the CPU if its constructor needs their values."""
+    try:
+        with torch.device("meta"):
+            return build_on_cpu(make)
+    except Exception:  # a constructor may fail in any way if tensors have no values
+        return build_on_cpu(make)
+
+
+def find_factory(specification: str) -> Factory:
+    """The factory that a specification names.
+
+    Raises:
+        ValueError: if there is none, or it cannot be used.
+    """
+    package, _, name = specification.partition(":")
+    if Path(specification).is_dir() or Path(specification).name == "config.json":
+        return _find_in_folder(Path(specification))
+    if not name:
+        raise ValueError(f"there is no model {specification!r}: give {SPECIFICATIONS}")
+    if package in ("torchvision", "timm"):
+        return _find_in_torchvision(name) if package == "torchvision" else _find_in_timm(name)
+    return _find_function(package, name)
+
+
+def import_object(package: str, name: str) -> Any:
+    """The object ``package:name``; modules in the working folder are found as well.
+
+    Raises:
+        ValueError: if it cannot be imported.
+    """
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Any = importlib.import_module(package)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:
+        raise ValueError(f"cannot import {package}:{name}: {type(error).__name__}: {_first_line(error)}") from error
+    return found
+
+
+def _find_function(package: str, name: str) -> Factory:
+    """A function of the user that returns a module, or a pair of a module and example inputs."""
+    factory = import_object(package, name)
+    if not callable(factory):
+        raise ValueError(f"{package}:{name} is a {type(factory).__name__}, not a callable that makes a module")
+
+    def call() -> tuple[nn.Module, Any]:
+        try:
+            made = factory()
+        except Exception as error:
+            if torch.empty(0).is_meta:  # `build_on_meta` catches it and tries again with memory
+                raise
+            what = "cannot be called without arguments" if isinstance(error, TypeError) else "failed"
+            raise ValueError(f"{package}:{name} {what}: {type(error).__name__}: {error}") from error
+        model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"{package}:{name} returned a {type(model).__name__}, not a torch.nn.Module")
+        return model, inputs
+
+    return Factory(lambda: call()[0], call()[1])
+
+
+def _find_in_torchvision(name: str) -> Factory:
+    models = _import_extra("torchvision.models", "vision")
+    if name not in models.list_models():
+        raise ValueError(f"torchvision has no model {name!r}{_nearest(name, models.list_models())}")
+    side = 299 if name == "inception_v3" else 224
+    return Factory(lambda: models.get_model(name, weights=None), torch.randn(1, 3, side, side))
+
+
+def _find_in_timm(name: str) -> Factory:
+    timm = _import_extra("timm", "timm")
+    if not timm.is_model(name):
+        raise ValueError(f"timm has no model {name!r}{_nearest(name, timm.list_models())}")
+    shape = getattr(timm.get_pretrained_cfg(name), "input_size", (3, 224, 224))
+    return Factory(lambda: timm.create_model(name, pretrained=False), torch.randn(1, *shape))
+
+
+def _find_in_folder(path: Path) -> Factory:
+    """The model that a Hugging Face configuration describes. No code from the folder is run."""
+    file = path if path.name == "config.json" else path / "config.json"
+    if not file.is_file():
+        raise ValueError(f"{path} has no config.json: give the architecture with --model ({SPECIFICATIONS})")
+    try:
+        content = json.loads(file.read_text())
+        assert isinstance(content, dict)
+    except (ValueError, OSError, AssertionError, RecursionError):
+        raise ValueError(f"{file} is not a configuration, or it is damaged") from None
+    if content.get("auto_map"):
+        raise ValueError(f"the architecture in {file} is code in that folder, which is never run: give --model")
+    if importlib.util.find_spec("torchvision") is not None:
+        _import_extra("torchvision", "vision")  # transformers imports it if it is installed; our message is clearer
+    transformers = _import_extra("transformers", "hf")
+    known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    if content.get("model_type") not in known:
+        raise ValueError(f"transformers does not know the model type {content.get('model_type')!r} of {file}")
+    try:
+        config = known[content["model_type"]].from_dict(content)
+        notes = _turn_off_cache(config)
+        names = content.get("architectures") or []
+        kind = getattr(transformers, str(names[0]), None) if names else None
+        build = transformers.AutoModel.from_config if kind is None else kind._from_config
+        model = build_on_meta(lambda: build(config))
+    except Exception as error:
+        raise ValueError(f"transformers cannot build the model of {file}: {_first_line(error)}") from error
+    return Factory(lambda: build(config), _make_inputs(model, config), notes)
+
+
+def _turn_off_cache(config: Any) -> tuple[str, ...]:
+    """A cache is a further output of the model: it cannot be traced, or its axes would be pinned."""
+    parts = {id(part): part for part in (config, config.get_text_config(), config.get_text_config(decoder=True))}
+    caching = [part for part in parts.values() if getattr(part, "use_cache", False)]
+    for part in caching:
+        part.use_cache = False
+    return ("traced with use_cache=False: a cache among the outputs would pin what is in it",) if caching else ()
+
+
+def _make_inputs(model: Any, config: Any) -> Any:
+    """Example inputs of a Hugging Face model that takes text or images; None for others."""
+    tokens = torch.arange(8).remainder(int(getattr(config.get_text_config(), "vocab_size", 0) or 8)).unsqueeze(0)
+    if model.main_input_name == "input_ids":
+        decoder = {"decoder_input_ids": tokens} if getattr(config, "is_encoder_decoder", False) else {}
+        return {"input_ids": tokens, **decoder}
+    if model.main_input_name == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
+        return {"pixel_values": torch.randn(1, getattr(config, "num_channels", 3), config.image_size, config.image_size)}
+    return None
+
+
+def _import_extra(module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except Exception as error:  # a wheel of torchvision that does not fit torch raises RuntimeError
+        package = module.partition(".")[0]
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(f"{package} is not installed: pip install 'onebasin[{extra}]'") from error
+        raise ValueError(f"{package} is installed but cannot be imported, perhaps it does not fit torch: {error}") from error
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=3)
+    return f"; did you mean {', '.join(close)}?" if close else ""
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,152 @@
+"""Find out what a file is, and move it by a permutation: a checkpoint, a task vector, a LoRA, an optimiser's state."""
+
+from __future__ import annotations
+
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from onebasin.checkpoints.adapters import is_adapter, move_adapter
+from onebasin.checkpoints.checkpoint import TORCH_ENDINGS, Checkpoint
+from onebasin.checkpoints.optimizer_states import is_optimizer_state, move_optimizer
+from onebasin.checkpoints.reading import load_plain, open_checkpoint
+from onebasin.checkpoints.tensor_names import check_finite, fit_names
+from onebasin.checkpoints.writing import check_output, write_checkpoint
+from onebasin.symmetries import Permutation
+from onebasin.tensors.files import check_writable, write_atomically
+from onebasin.tensors.progress import Progress
+from onebasin.tensors.states import LazyState
+
+FileKind = Literal["auto", "model", "task-vector", "lora", "optimizer"]
+
+
+class MovedFile(ABC):
+    """The permuted content of a file, not written yet.
+
+    Attributes:
+        kind: what the file was taken for.
+    """
+
+    kind: str
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks for the user about how it was read."""
+        return ()
+
+    @abstractmethod
+    def describe(self) -> str:
+        """How much it holds, in a few words."""
+
+    @abstractmethod
+    def check(self, out: Path, force: bool = False, inputs: Iterable[Path] = ()) -> None:
+        """Refuse an output that cannot be written, or that is an input."""
+
+    @abstractmethod
+    def write(self, out: Path, force: bool = False, progress: Progress | None = None) -> None:
+        """Write it, whole or not at all."""
+
+
+def move_file(
+    permutation: Permutation,
+    path: str | os.PathLike[str],
+    kind: FileKind = "auto",
+    transposed: bool | None = None,
+    ignore: Collection[str] = (),
+) -> MovedFile:
+    """Move a file by the permutation of the model that it belongs to.
+
+    Args:
+        permutation: of the model.
+        path: the file or folder.
+        kind: what the file is; a "task-vector" may lack tensors of the model. "auto" finds out, except for task vectors.
+        transposed: for a LoRA, whether base weights are (inputs, outputs). If None, its configuration says so.
+        ignore: shell patterns for tensors that the model does not have. They stay as they are.
+
+    Raises:
+        ValueError: if the file is damaged, or does not fit the permutation.
+    """
+    path = Path(path)
+    if path.is_file() and (kind == "optimizer" or (kind == "auto" and path.suffix in TORCH_ENDINGS)):
+        content = load_plain(path)
+        if is_optimizer_state(content):
+            return _MovedOptimizer(path, move_optimizer(permutation, content))
+    if kind == "optimizer":
+        raise ValueError(f"{path} is not the state dict of an optimiser: it needs 'state' and 'param_groups'")
+    checkpoint = open_checkpoint(path)
+    check_finite(checkpoint)
+    if kind == "lora" or (kind == "auto" and is_adapter(checkpoint)):
+        transposed = _is_transposed(checkpoint) if transposed is None else transposed
+        return _MovedCheckpoint("lora", checkpoint, move_adapter(permutation, checkpoint, transposed))
+    symmetry = permutation.symmetry
+    shapes = {key: torch.empty([term.size for term in layout], device="meta") for key, layout in symmetry.layouts.items()}
+    if kind == "task-vector":
+        vector = fit_names(checkpoint, shapes, symmetry.ties, ignore, partial=True)
+        moved = vector.map(lambda key, value: permutation.move(value, symmetry.layouts[key]))
+        return _MovedCheckpoint("task vector", vector, moved)
+    model = fit_names(checkpoint, shapes, symmetry.ties, ignore)
+    return _MovedCheckpoint("model", model, permutation.apply(model))
+
+
+@dataclass(frozen=True)
+class _MovedCheckpoint(MovedFile):
+    kind: str
+    checkpoint: Checkpoint
+    state: LazyState
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.checkpoint.notes
+
+    def describe(self) -> str:
+        return f"{len(self.checkpoint.original)} tensors"
+
+    def check(self, out: Path, force: bool = False, inputs: Iterable[Path] = ()) -> None:
+        check_output(out, self.checkpoint, force, inputs)
+
+    def write(self, out: Path, force: bool = False, progress: Progress | None = None) -> None:
+        write_checkpoint(out, self.state, self.checkpoint, force, progress)
+
+
+@dataclass(frozen=True)
+class _MovedOptimizer(MovedFile):
+    path: Path
+    content: dict[str, Any]
+    kind: str = "optimizer"
+
+    def describe(self) -> str:
+        return f"the states of {len(self.content['state'])} parameters"
+
+    def check(self, out: Path, force: bool = False, inputs: Iterable[Path] = ()) -> None:
+        if out.resolve() in {file.resolve() for file in (self.path, *inputs)}:
+            raise ValueError(f"{out} is an input: inputs are never changed")
+        check_writable(out, force)
+
+    def write(self, out: Path, force: bool = False, progress: Progress | None = None) -> None:
+        self.check(out, force)
+        write_atomically(out, lambda file: torch.save(_copy_tensors(self.content), file))
+
+
+def _copy_tensors(value: Any) -> Any:
+    """The same with tensors that own their memory: PyTorch saves a view of a mapped file with the whole file."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _copy_tensors(entry) for key, entry in value.items()}
+    return [_copy_tensors(entry) for entry in value] if isinstance(value, list) else value
+
+
+def _is_transposed(checkpoint: Checkpoint) -> bool:
+    path = checkpoint.path
+    file = (path if path.is_dir() else path.parent) / "adapter_config.json"
+    try:
+        return bool(json.loads(file.read_text()).get("fan_in_fan_out", False)) if file.is_file() else False
+    except (ValueError, AttributeError, OSError):
+        raise ValueError(f"{file} is not a configuration, or it is damaged") from None

@@ -1,0 +1,117 @@
+"""From the names of tensors in files to the names in a model: prefixes, aliases of tied tensors, weight norm."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+from collections.abc import Collection, Iterable, Mapping
+
+from torch import Tensor
+
+from onebasin.checkpoints.checkpoint import Checkpoint
+from onebasin.tensors import comparison
+
+PREFIXES = ("module.", "_orig_mod.", "model.", "transformer.", "net.", "encoder.", "bert.", "vit.")
+"""Prefixes that wrappers (DataParallel, compile, Lightning) and models with a head add to every name."""
+_WEIGHT_NORM = {
+    ".weight_g": ".parametrizations.weight.original0",
+    ".weight_v": ".parametrizations.weight.original1",
+}
+
+
+def fit_names(
+    checkpoint: Checkpoint,
+    shapes: Mapping[str, Tensor],
+    ties: Iterable[tuple[str, ...]] = (),
+    ignore: Collection[str] = (),
+    partial: bool = False,
+) -> Checkpoint:
+    """The same checkpoint under the names of a model. A prefix is removed or added if needed, which a note reports.
+
+    Args:
+        checkpoint: the checkpoint to rename.
+        shapes: the model's tensors by name; tensors on the meta device will do.
+        ties: sets of names that are one tensor: a checkpoint may leave out all but one of each.
+        ignore: shell patterns for tensors that the model does not have. They stay as they are.
+        partial: allow tensors to be missing, as in a task vector.
+
+    Raises:
+        ValueError: naming the first tensor that is missing, unknown, or of another shape.
+    """
+    ignored = [name for name in checkpoint if any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore)]
+    names = [name for name in checkpoint if name not in ignored]
+    keys, note = _find_renaming(names, shapes)
+    for key in keys:
+        if key not in shapes:
+            raise ValueError(_explain_unknown(checkpoint, keys[key], sum(k not in shapes for k in keys), len(keys)))
+        found, expected = (tuple(s.shape) for s in (checkpoint.shapes[keys[key]], shapes[key]))
+        if found != expected:
+            raise ValueError(f"{keys[key]!r} in {checkpoint.path} has shape {found}, the model has {expected}")
+    for tied in ties:
+        present = next((key for key in tied if key in keys), None)
+        if present is not None:
+            keys.update({key: keys[present] for key in tied if key not in keys})
+    missing = [key for key in shapes if key not in keys]
+    if missing and not partial:
+        raise ValueError(
+            f"{checkpoint.path} has no {missing[0]!r}, which the model has ({len(missing)} of {len(shapes)} are missing)"
+        )
+    ordered = {key: keys[key] for key in shapes if key in keys}
+    notes = (*checkpoint.notes, *([note] if note else []))
+    if ignored:
+        notes = (*notes, f"left as they are: {', '.join(ignored[:3])}{' ...' if len(ignored) > 3 else ''}")
+    renamed = {key: checkpoint.shapes[name] for key, name in ordered.items()}
+    return Checkpoint(renamed, lambda key: checkpoint[ordered[key]], checkpoint.layout, ordered, notes, checkpoint.original)
+
+
+def _find_renaming(names: list[str], shapes: Mapping[str, Tensor]) -> tuple[dict[str, str], str]:
+    """Key of the model -> name in the file, for the prefix with which the model knows most names; and a note about it."""
+    best, note = {name: name for name in names}, ""
+    stacked = ["".join(parts) for count in (1, 2, 3) for parts in itertools.product(PREFIXES[:3], repeat=count)]
+    candidates: list[tuple[dict[str, str], str]] = []
+    for prefix in dict.fromkeys([*stacked, *PREFIXES]):
+        if all(name.startswith(prefix) for name in names):
+            stripped = {name.removeprefix(prefix): name for name in names}
+            candidates.append((stripped, f"the names in the file begin with {prefix!r}, which was taken off"))
+        if any(key.startswith(prefix) for key in shapes):
+            added = {name if name in shapes else prefix + name: name for name in names}
+            candidates.append((added, f"the names in the file lack the model's {prefix!r}, which was put on"))
+    for keys, text in candidates:
+        if len(keys) == len(names) and _num_known(keys, shapes) > _num_known(best, shapes):
+            best, note = keys, text
+    renamed = {_modernise(key, shapes): name for key, name in best.items()}
+    if len(renamed) == len(best) and renamed.keys() != best.keys():
+        best, note = renamed, "; ".join(filter(None, [note, "weight norm is read under its present names"]))
+    return best, note
+
+
+def _num_known(keys: Iterable[str], shapes: Mapping[str, Tensor]) -> int:
+    return sum(_modernise(key, shapes) in shapes for key in keys)
+
+
+def _modernise(key: str, shapes: Mapping[str, Tensor]) -> str:
+    """The name that PyTorch's current weight norm gives a parameter, if the model uses that one."""
+    for old, new in _WEIGHT_NORM.items():
+        if key.endswith(old) and key not in shapes and key.removesuffix(old) + new in shapes:
+            return key.removesuffix(old) + new
+    return key
+
+
+def _explain_unknown(checkpoint: Checkpoint, name: str, count: int, total: int) -> str:
+    if name.endswith(tuple(_WEIGHT_NORM)) or ".parametrizations." in name:
+        why = "is a parametrisation (weight norm) that the model does not have: remove it before saving, or build it in"
+    elif count == total:
+        return f"{checkpoint.path} is not a checkpoint of this model, which has none of its tensors ({name!r}, ...)"
+    else:
+        why = f"is not in the model ({count} such); --ignore PATTERN leaves such tensors as they are"
+    return f"{name!r} in {checkpoint.path} {why}"
+
+
+def check_finite(*checkpoints: Checkpoint) -> None:
+    """Refuse checkpoints that hold NaN or infinity.
+
+    Raises:
+        ValueError: naming the first such tensor and its file.
+    """
+    for checkpoint in checkpoints:
+        comparison.check_finite({str(checkpoint.path): checkpoint})

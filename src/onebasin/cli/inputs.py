@@ -1,0 +1,198 @@
+"""From the options of a command to what the library takes: checkpoints, data, a loss, and how to align."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import typer
+
+import onebasin as ob
+from onebasin.checkpoints import Checkpoint, CheckpointSet, open_checkpoint, open_models
+from onebasin.checkpoints.factories import import_object
+from onebasin.cli.console import Output
+from onebasin.datasets import digits
+from onebasin.landscape.batches import check_data, take_example
+from onebasin.landscape.evaluation import LOSSES
+from onebasin.matching.methods import METHODS, make_method
+from onebasin.matching.recommendation import AUTO
+
+
+def open_files(paths: Sequence[Path]) -> list[Checkpoint]:
+    """Open checkpoints. What is in them is checked later."""
+    return [open_checkpoint(path) for path in paths]
+
+
+def read_models(
+    output: Output,
+    files: Sequence[Checkpoint],
+    architecture: str | None,
+    shapes: Sequence[str] | None,
+    ignore: Sequence[str] | None,
+    check: bool | None,
+    data: Any = None,
+) -> CheckpointSet:
+    """Find the architecture and the symmetry of checkpoints, check that they fit, and print the notes about them.
+
+    If nothing else tells the shapes of the inputs, the first batch of the data does.
+    """
+    with output.status("reading and tracing"):
+        example = take_example(data) if data is not None and not shapes else None
+        models = open_models(files, architecture, shapes or (), ignore or (), check, example)
+    for note in models.notes:
+        output.note(note)
+    return models
+
+
+def read_data(name: str | None, split: Literal["train", "test"]) -> Any:
+    """Batches by name: the embedded digits, or what a function of the user returns."""
+    if name is None:
+        return None
+    if name == "digits":
+        return check_data(digits(split))
+    function = _import_function(name, "--data")
+    try:
+        data = function()
+    except Exception as error:
+        raise ValueError(f"{name} failed: {type(error).__name__}: {error}") from error
+    return check_data(data)
+
+
+@contextlib.contextmanager
+def explain_data_errors(data: Any) -> Iterator[None]:
+    """If networks run on the user's data, report errors of PyTorch as a mistake in the data or the loss."""
+    try:
+        yield
+    except (RuntimeError, TypeError, AttributeError, LookupError) as error:
+        if data is None or "memory" in str(error):
+            raise
+        raise ValueError(f"the networks cannot be run on this data with this loss: {error}") from error
+
+
+def read_loss(name: str) -> Any:
+    """A loss by name."""
+    if name in LOSSES:
+        return LOSSES[name]
+    if ":" not in name:
+        raise ValueError(f"there is no loss {name!r}: {', '.join(LOSSES)}, or package.module:function")
+    return _import_function(name, "--loss")
+
+
+def _import_function(name: str, option: str) -> Any:
+    package, colon, attribute = name.partition(":")
+    if not (package and colon and attribute):
+        raise ValueError(f"cannot read {option} {name!r}: write package.module:function")
+    found = import_object(package, attribute)
+    if not callable(found):
+        raise ValueError(f"{name} is a {type(found).__name__}, not a function")
+    return found
+
+
+@dataclass(frozen=True)
+class AlignmentOptions:
+    """How to align, as the command line says it.
+
+    Attributes:
+        arguments: for `onebasin.align`.
+        data: the batches of ``--data``, whether or not the alignment uses them.
+        runs_networks: whether the alignment runs the networks, so that it needs modules.
+        device: where to compute.
+    """
+
+    arguments: dict[str, Any]
+    data: Any
+    runs_networks: bool
+    device: str
+
+    def load(self, models: CheckpointSet, run: bool = False) -> list[Any]:
+        """What to align: modules if they are run, else the checkpoints themselves. The first is on the device."""
+        first, *others = models.load() if run or self.runs_networks else models.checkpoints
+        return [first.to(self.device), *others]
+
+
+def read_alignment_options(
+    *,
+    method: str,
+    objective: str | None,
+    data: str | None,
+    loss: str,
+    settings: Sequence[str] | None,
+    device: str,
+    init: str | None = None,
+    **arguments: Any,
+) -> AlignmentOptions:
+    """Read the options of an alignment, and refuse those that do not fit together.
+
+    Args:
+        method: by name.
+        objective: by name; None for the library's default.
+        data: by name.
+        loss: by name.
+        settings: options of the method, as NAME=VALUE.
+        device: where to compute.
+        init: a method's name, or a file with a permutation.
+        **arguments: of `onebasin.align`, as they are.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    _check_device(device)
+    options, start, batches = read_settings(settings), _read_init(init), read_data(data, "train")
+    goal = _read_objective(objective, read_loss(loss))
+    # The library takes options without a method as those of "sinkhorn".
+    chosen = make_method("sinkhorn" if method == AUTO else method, options)
+    methods = (chosen, METHODS.get(init or "", chosen))
+    runs_networks = any(each.looks_at_activations for each in methods) or (goal is not None and goal.uses_data)
+    if runs_networks and batches is None:
+        raise ValueError("this method or objective runs the networks: give --data")
+    runs_networks = runs_networks or (method == AUTO and batches is not None)
+    used = batches if runs_networks else None
+    arguments = {"method": method, "objective": goal, "data": used, "init": start, **arguments, **options}
+    return AlignmentOptions(arguments, batches, runs_networks, device)
+
+
+def read_settings(settings: Sequence[str] | None) -> dict[str, Any]:
+    """Options of a method from NAME=VALUE: numbers, true, false and none as such, everything else as text.
+
+    >>> read_settings(["steps=50", "lr=1e-2", "capture=false", "order=anchored"])
+    {'steps': 50, 'lr': 0.01, 'capture': False, 'order': 'anchored'}
+    """
+    words: dict[str, Any] = {"true": True, "false": False, "none": None}
+    result: dict[str, Any] = {}
+    for setting in settings or ():
+        name, equals, text = setting.partition("=")
+        if not (name.isidentifier() and equals and text):
+            raise typer.BadParameter(f"cannot read {setting!r}: write NAME=VALUE", param_hint="--set")
+        value: Any = words.get(text.lower(), text)
+        for kind in (int, float):
+            if isinstance(value, str):
+                with contextlib.suppress(ValueError):
+                    value = kind(value)
+        result[name] = value
+    return result
+
+
+def _read_objective(name: str | None, loss: Any) -> ob.Objective | None:
+    if name is None or name == "weight-distance":
+        return None if name is None else ob.WeightDistance()
+    return ob.Midpoint(loss) if name == "midpoint" else ob.RandomPoint(loss)
+
+
+def _read_init(text: str | None) -> str | ob.Permutation | None:
+    if text is None or text in METHODS:
+        return text
+    if not Path(text).exists():
+        raise ValueError(f"--init {text!r} is neither a file nor one of {', '.join(METHODS)}")
+    return ob.Permutation.load(text)
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.empty(1, device=name)
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ValueError(f"cannot compute on {name!r}: {reason}") from None

@@ -1,0 +1,117 @@
+"""Checking and writing what a command produces, and describing it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from onebasin.checkpoints import Checkpoint, CheckpointSet, check_output, write_checkpoint
+from onebasin.cli.console import Output, command_line
+from onebasin.reporting import Report
+from onebasin.symmetries import Permutation
+from onebasin.tensors.files import check_writable
+from onebasin.tensors.progress import Progress
+from onebasin.tensors.states import LazyState, Model, State, read_state
+
+
+def place_permutation(out: Path, is_folder: bool) -> Path:
+    """Where the permutation is written if the user does not say."""
+    return out / "permutation.safetensors" if is_folder else out.with_name(f"{out.stem}.permutation.safetensors")
+
+
+def check_outputs(out: Path, like: Checkpoint, inputs: Sequence[Path], files: Sequence[Path | None], force: bool) -> None:
+    """Refuse, before any work, outputs that exist, that are inputs, or that are named twice."""
+    check_output(out, like, force, inputs)
+    inside = out if like.layout.is_folder else None  # files in a folder are written together with it
+    check_files([out, *inputs], [file for file in files if file is not None and file.parent != inside], force)
+
+
+def check_files(taken_paths: Sequence[Path], files: Sequence[Path | None], force: bool) -> None:
+    """Refuse output files that exist, that are inputs, or that are named twice."""
+    taken = {path.resolve() for path in taken_paths}
+    for file in filter(None, files):
+        if file.resolve() in taken:
+            raise ValueError(f"{file} is an input, or named twice: every output needs a place of its own")
+        taken.add(file.resolve())
+        check_writable(file, force)
+
+
+def check_drawing(*files: Path | None) -> None:
+    """Refuse, before any work, a report or a picture that cannot be drawn."""
+    if any(files) and importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("reports and pictures need matplotlib: pip install 'onebasin[plots]'")
+
+
+def write_permuted(
+    out: Path, state: State, like: Checkpoint, force: bool, progress: Progress, permutation: Permutation, file: Path
+) -> None:
+    """Write a permuted checkpoint, and the permutation into `file`, which may lie in the folder of the checkpoint."""
+    if like.layout.is_folder and file.parent == out:
+        write_checkpoint(out, state, like, force, progress, beside={file.name: permutation.save})
+    else:
+        write_checkpoint(out, state, like, force, progress)
+        permutation.save(file)
+
+
+def cast_like(like: Checkpoint, model: Model) -> LazyState:
+    """The state of a model in the types of a checkpoint."""
+    state = read_state(model).lazily()
+    return LazyState(like.shapes, lambda key: state[key].to(like.shapes[key].dtype))
+
+
+def save_report(path: Path | None, title: str, facts: dict[str, Any], **parts: Any) -> None:
+    """Write the HTML report, if the user asked for one."""
+    if path is not None:
+        Report(title, command_line(), facts=[(name, str(value)) for name, value in facts.items()], **parts).save(path)
+
+
+def finish_dry_run(output: Output, result: dict[str, Any], paths: Sequence[Path | None]) -> None:
+    """Say which files would be written."""
+    *others, last = [str(path) for path in paths if path is not None]
+    listed = f"{', '.join(others)} and {last}" if others else last
+    output.show(f"would write {listed}; nothing was written")
+    output.finish({**result, "dry_run": True})
+
+
+def show_inputs(output: Output, paths: Sequence[Path], models: CheckpointSet) -> None:
+    """Print what the checkpoints are."""
+    rows = {str(path): describe_checkpoint(checkpoint) for path, checkpoint in zip(paths, models.checkpoints, strict=True)}
+    output.show_facts({**rows, "symmetry": models.symmetry.summary()})
+
+
+def describe_checkpoint(checkpoint: Checkpoint) -> str:
+    """One line: tensors, bytes, types, files."""
+    whole, files = checkpoint.original, len(checkpoint.layout.files)
+    size, types = format_bytes(whole.num_bytes), ", ".join(whole.dtypes)
+    return f"{len(whole)} tensors, {size}, {types}, {files} file{'s' if files > 1 else ''}"
+
+
+def format_bytes(count: int) -> str:
+    """A number of bytes with a unit.
+
+    >>> format_bytes(2_470_000_000), format_bytes(12_300)
+    ('2.47 GB', '12.3 kB')
+    """
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} bytes"
+
+
+def describe_permutation(permutation: Permutation) -> str:
+    """One line: how many units moved."""
+    return repr(permutation).removeprefix("Permutation(").removesuffix(")")
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """A different name for each path: file names if they differ, else paths, else numbered paths.
+
+    >>> short_names([Path("a/x.pt"), Path("b/y.pt")]), short_names([Path("a/x.pt"), Path("b/x.pt"), Path("a/x.pt")])
+    (['x.pt', 'y.pt'], ['a/x.pt (1)', 'b/x.pt (2)', 'a/x.pt (3)'])
+    """
+    for names in ([path.name for path in paths], [str(path) for path in paths]):
+        if len(set(names)) == len(names):
+            return names
+    return [f"{path} ({number})" for number, path in enumerate(paths, 1)]

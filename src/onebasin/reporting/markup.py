@@ -1,0 +1,73 @@
+"""Pieces of HTML that a report is made of. Arguments named `content`, `picture` or `rows` are HTML already."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+from onebasin.plots.style import COLORS, GREY, line_style
+
+_OPEN_ROWS = 24
+_OPEN_AXES = 3
+_LISTED_AXES = 20
+_LONGEST_AXIS = 72
+
+
+def escape(text: object) -> str:
+    """Text that is shown as it is."""
+    return html.escape(str(text), quote=True)
+
+
+def dotted_name(name: str) -> str:
+    """A dotted name, in which a line may break after a dot."""
+    return escape(name).replace(".", ".<wbr>")
+
+
+def number(value: float) -> str:
+    """A number with four digits and a proper minus sign."""
+    return f"{value:#.4g}".replace("-", "\N{MINUS SIGN}", 1)
+
+
+def section(heading: str, content: str) -> str:
+    """A part of the page."""
+    return f"<section>\n<h2>{heading}</h2>\n{content}\n</section>\n"
+
+
+def fold(summary: str, content: str) -> str:
+    """Content that is shown when the reader opens it."""
+    return f"<details><summary>{summary}</summary>{content}</details>"
+
+
+def axes_list(names: Sequence[str]) -> str:
+    """The first few axes are shown, more are folded, the rest is counted: a dense network has megabytes of them."""
+    short = [name if len(name) <= _LONGEST_AXIS else name[:_LONGEST_AXIS] + "…" for name in names[:_LISTED_AXES]]
+    shown, folded = (f"<code>{escape(', '.join(part))}</code>" for part in (short[:_OPEN_AXES], short[_OPEN_AXES:]))
+    if len(names) <= _OPEN_AXES:
+        return shown
+    unlisted = f" and {len(names) - _LISTED_AXES} not listed" if len(names) > _LISTED_AXES else ""
+    return shown + fold(f"and {len(names) - _OPEN_AXES} more", folded + unlisted)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], classes: Sequence[str], what: str = "") -> str:
+    """A table that scrolls in a box of its own; folded if `what` its rows are is given and there are many."""
+    head = "".join(f"<th scope='col' class='{c}'>{escape(h)}</th>" for h, c in zip(header, classes, strict=True))
+    body = "".join(
+        "<tr>" + "".join(f"<td class='{c}'>{cell}</td>" for cell, c in zip(row, classes, strict=True)) + "</tr>\n"
+        for row in rows
+    )
+    text = f"<div class='scroll' tabindex='0'><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>"
+    return fold(f"All {len(rows)} {what}", text) if what and len(rows) > _OPEN_ROWS else text
+
+
+def figure(caption: str, picture: str) -> str:
+    """A picture with a caption."""
+    return f"<figure><figcaption>{escape(caption)}</figcaption>{picture}</figure>\n"
+
+
+def swatch(index: int, count: int) -> str:
+    """A short piece of a line in the style of one path among `count`."""
+    style = line_style(index, count)
+    color = "var(--line-grey)" if style["color"] == GREY else f"var(--line-{COLORS.index(style['color'])})"
+    dashes = "" if style["linestyle"] == "-" else " ".join(str(2 * length) for length in style["linestyle"][1])
+    line = f'<line x1="1" x2="31" y1="10" y2="10" stroke="{color}" stroke-width="2.5" stroke-dasharray="{dashes}"/>'
+    return f'<svg viewBox="0 0 32 20" aria-hidden="true">{line}</svg>'

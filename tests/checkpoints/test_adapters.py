@@ -1,0 +1,90 @@
+import pytest
+import torch
+from adapted_network import TOKENS, adapted
+from networks import CASES
+
+import onebasin as ob
+from onebasin.checkpoints import move_adapter
+from onebasin.symmetries.layout import dependencies, find_parent
+from onebasin.tensors.states import read_state
+
+
+def lazily(state):
+    return read_state(state).lazily()
+
+
+def merge(state, lora):
+    """The base weights with a LoRA in them, written independently of the names' order."""
+    result = dict(state)
+    for name in ("first", "conv", "last"):
+        a, b = (lora[f"base_model.model.{name}.lora_{part}.weight"] for part in "AB")
+        result[f"{name}.weight"] = state[f"{name}.weight"] + (b.flatten(1) @ a.flatten(1)).view(
+            state[f"{name}.weight"].shape
+        )
+    a, b = (lora[f"base_model.model.embed.lora_embedding_{part}"] for part in "AB")
+    result["embed.weight"] = state["embed.weight"] + (b @ a).T
+    return result
+
+
+def test_a_lora_of_the_moved_model_is_the_moved_lora():
+    model, _, permutation, lora, merged = adapted()
+    moved = move_adapter(permutation, lazily(lora)).load()
+    expected = permutation.apply(merged)
+    found = merge(permutation.apply(model), moved)
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value)
+    outputs = [torch.func.functional_call(model, state, TOKENS) for state in (merged, found)]
+    torch.testing.assert_close(*outputs)
+
+
+def test_transposed_base_weights():
+    """GPT-2's layers are (inputs, outputs), while PEFT's A is (rank, inputs) as ever; a square one must not be guessed."""
+    symmetry = ob.Symmetry.from_axes({"c.weight": "i h", "d.weight": "h o"}, free=["h"])
+    state = {"c.weight": torch.randn(4, 4), "d.weight": torch.randn(4, 4)}
+    permutation = symmetry.bind(state).random(torch.Generator().manual_seed(0))
+    a, b = torch.randn(2, 4), torch.randn(4, 2)
+    moved = move_adapter(permutation, lazily({"c.lora_A.weight": a, "c.lora_B.weight": b}), transposed=True).load()
+    whole = permutation.apply({**state, "c.weight": (b @ a).T})["c.weight"]
+    torch.testing.assert_close((moved["c.lora_B.weight"] @ moved["c.lora_A.weight"]).T, whole)
+
+
+def test_magnitudes_and_whole_modules_move_with_their_units():
+    model, _, permutation, _, _ = adapted()
+    extra = {
+        "base_model.model.first.lora_magnitude_vector": model.first.weight.detach().norm(dim=1),
+        "base_model.model.last.modules_to_save.default.weight": model.last.weight.detach(),
+    }
+    moved = move_adapter(permutation, lazily(extra)).load()
+    state = permutation.apply(model)
+    torch.testing.assert_close(moved["base_model.model.first.lora_magnitude_vector"], state["first.weight"].norm(dim=1))
+    assert torch.equal(moved["base_model.model.last.modules_to_save.default.weight"], state["last.weight"])
+
+
+def test_what_cannot_follow_is_refused():
+    permutation = adapted()[2]
+
+    def refuse(adapter, message, permutation=permutation):
+        with pytest.raises(ValueError, match=message):
+            move_adapter(permutation, lazily(adapter))
+
+    refuse(
+        {"base_model.model.other.lora_A.weight": torch.zeros(3, 6)}, "belongs to 'other.weight', which the permutation does"
+    )
+    refuse({"lora_unet_down.alpha": torch.zeros(1)}, "is not part of a LoRA")
+    refuse(
+        {"base_model.model.first.lora_A.weight": torch.zeros(3, 5)}, r"has shape \(3, 5\), the permutation expects \(3, 6\)"
+    )
+    case = CASES["grouped conv"]
+    torch.manual_seed(0)
+    model = case.make()
+    symmetry = ob.symmetry(model, case.inputs())
+    key, layout = next((k, v) for k, v in symmetry.layouts.items() if k.endswith("weight") and _is_nested(symmetry, k))
+    adapter = {key.replace("weight", "lora_A.weight"): torch.zeros(2, *(term.size for term in layout[1:]))}
+    refuse(adapter, "moves differently for every .*: a LoRA cannot follow it", symmetry.random())
+
+
+def _is_nested(symmetry, key):
+    layout = symmetry.layouts[key]
+    return len(layout) > 1 and any(
+        find_parent(layout, 1, siblings, parent) != 1 for parent, siblings in dependencies(layout[1], symmetry.parents)
+    )

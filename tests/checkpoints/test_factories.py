@@ -1,0 +1,162 @@
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import onebasin as ob
+from onebasin.checkpoints import find_architecture
+
+FACTORIES = """
+from torch import nn
+import torch
+
+def make():
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+def with_inputs():
+    return make(), torch.zeros(1, 4)
+
+def needs_values():
+    model = make()
+    return model if torch.linspace(0, 1, 3)[1].item() else None
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+def broken():
+    raise RuntimeError("out of order")
+
+def wants_arguments(width):
+    return make()
+
+def wrong():
+    return 3
+
+value = 3
+"""
+
+
+@pytest.fixture
+def factories(tmp_path, monkeypatch):
+    (tmp_path / "their_factories.py").write_text(FACTORIES)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "their_factories"
+
+
+def test_factories(factories):
+    expected = ob.symmetry(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.zeros(1, 4)).groups
+    for name in ("make", "needs_values", "Net"):
+        found = find_architecture(f"{factories}:{name}", ["1,4"])
+        assert found.symmetry().groups == expected
+        assert found.shapes()["0.weight"].shape == (8, 4)
+    assert find_architecture(f"{factories}:with_inputs").symmetry().groups == expected
+    meta = find_architecture(f"{factories}:make", ["1,4"]).on_meta()
+    assert all(p.is_meta for p in meta.parameters())
+    assert find_architecture(f"{factories}:make", ["1,4"]).symmetry(verify=False).groups == expected
+
+
+@pytest.mark.parametrize(
+    ("specification", "message"),
+    [
+        ("nothing", "there is no model 'nothing': give package.module:factory"),
+        ("no_such_module:make", "cannot import no_such_module:make: ModuleNotFoundError"),
+        ("{}:nothing", "cannot import .*:nothing: AttributeError"),
+        ("{}:value", "is a int, not a callable"),
+        ("{}:wrong", "returned a int, not a torch.nn.Module"),
+        ("{}:wants_arguments", "cannot be called without arguments"),
+        ("{}:make", "the example inputs of .* are not known: give --input-shape"),
+    ],
+)
+def test_refusals(factories, specification, message):
+    with pytest.raises(ValueError, match=message):
+        find_architecture(specification.format(factories)).build()
+
+
+def test_a_factory_that_fails_is_told_of(factories):
+    with pytest.raises(ValueError, match=r"their_factories:broken failed: RuntimeError: out of order"):
+        find_architecture(f"{factories}:broken", ["1,4"])
+
+
+def test_torchvision():
+    pytest.importorskip("torchvision")
+    found = find_architecture("torchvision:resnet18")
+    assert found.example_inputs.shape == (1, 3, 224, 224)
+    assert len(found.symmetry(verify=False).groups) == 12
+    with pytest.raises(ValueError, match=r"torchvision has no model 'resnet51'; did you mean resnet50"):
+        find_architecture("torchvision:resnet51")
+
+
+def test_timm():
+    timm = pytest.importorskip("timm")
+    assert timm.__version__
+    found = find_architecture("timm:resnet18")
+    assert found.example_inputs.shape == (1, 3, 224, 224)
+    assert len(found.symmetry(verify=False).groups) == 12
+    with pytest.raises(ValueError, match=r"timm has no model 'resnet_18'; did you mean"):
+        find_architecture("timm:resnet_18")
+
+
+def write_config(folder, config, name):
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**config.to_dict(), "architectures": [name]}))
+    return str(folder)
+
+
+def test_hugging_face_folders(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 32}
+    configs = {
+        "llama": (transformers.LlamaConfig(**small), "LlamaForCausalLM"),
+        "bert": (transformers.BertConfig(**small), "BertForMaskedLM"),
+        "gpt2": (transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=32), "GPT2LMHeadModel"),
+        "vit": (transformers.ViTConfig(**{k: v for k, v in small.items() if k != "vocab_size"}, image_size=32, patch_size=8),
+                "ViTForImageClassification"),
+    }  # fmt: skip
+    for name, (config, kind) in configs.items():
+        found = find_architecture(write_config(tmp_path / name, config, kind))
+        model = found.build()
+        assert type(model).__name__ == kind
+        assert found.symmetry().num_free > 0  # verified on random weights in float64
+        assert found.shapes().keys() == model.state_dict().keys()
+
+
+def test_the_cache_of_a_decoder_is_turned_off(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=32)
+    assert config.use_cache
+    folder = write_config(tmp_path / "gpt2", config, "GPT2LMHeadModel")
+    before = (tmp_path / "gpt2" / "config.json").read_bytes()
+    found = find_architecture(folder, ["input_ids=1,4:long"])
+    assert found.symmetry().num_free == find_architecture(folder).symmetry().num_free > 0
+    assert "use_cache=False" in found.notes[0]
+    assert (tmp_path / "gpt2" / "config.json").read_bytes() == before
+    config.use_cache = False
+    assert find_architecture(write_config(tmp_path / "without", config, "GPT2LMHeadModel")).notes == ()
+
+
+def test_no_code_from_a_folder_is_run(tmp_path):
+    pytest.importorskip("transformers")
+    folder = tmp_path / "evil"
+    folder.mkdir()
+    (folder / "modeling_evil.py").write_text(f"open({str(tmp_path / 'it ran')!r}, 'w')\nclass Evil: pass\n")
+    config = {"model_type": "evil", "architectures": ["Evil"], "auto_map": {"AutoModel": "modeling_evil.Evil"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="is code in that folder, which is never run"):
+        find_architecture(str(folder))
+    del config["auto_map"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="transformers does not know the model type 'evil'"):
+        find_architecture(str(folder))
+    for text in ("{", "[]", "3"):
+        (folder / "config.json").write_text(text)
+        with pytest.raises(ValueError, match="is not a configuration, or it is damaged"):
+            find_architecture(str(folder))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": "wide"}))
+    with pytest.raises(ValueError, match="transformers cannot build the model of"):
+        find_architecture(str(folder))
+    (folder / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"has no config.json: give the architecture with --model"):
+        find_architecture(str(folder))
+    assert not (tmp_path / "it ran").exists()

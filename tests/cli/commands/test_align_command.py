@@ -1,0 +1,174 @@
+import json
+
+import pytest
+import torch
+from cli_files import MLP, assert_same, digest, load, write_llama
+from cli_networks import batches, make_mlp, make_normed
+from safetensors.torch import load_file
+
+import onebasin as ob
+
+ALIGN = ("align", "a.safetensors", "b.pt", "-o", "d.pt", *MLP)
+
+
+@pytest.mark.parametrize("method", ["auto", "weight-matching", "sinkhorn", "ste"])
+def test_align_finds_the_planted_permutation(onebasin, folder, method):
+    ran = onebasin("align", "a.safetensors", "b.pt", "-o", "c.pt", *MLP, "--method", method)
+    assert ran.code == 0
+    assert "2 groups; 24 of 24 hidden units free" in ran.out
+    assert_same(load(folder / "c.pt"), load(folder / "a.safetensors"))
+    planted = ob.Permutation.load(folder / "p.safetensors")
+    assert ob.Permutation.load(folder / "c.permutation.safetensors") == planted.inverse()
+
+
+def test_align_with_data(onebasin, folder):
+    data = ("--data", "cli_networks:batches")
+    ran = onebasin("align", "a.safetensors", "b.pt", "-o", "c.pt", *MLP, *data, "--method", "activation-matching")
+    assert ran.code == 0
+    assert_same(load(folder / "c.pt"), load(folder / "a.safetensors"))
+    arguments = (*MLP, *data, "--method", "sinkhorn", "--objective", "midpoint", "--loss", "cli_networks:squared")
+    ran = onebasin(
+        "align", "a.safetensors", "b.pt", "-o", "d.pt", *arguments, "--set", "steps=3", "--init", "p.safetensors", "--json"
+    )
+    assert ran.code == 0
+    assert ran.record["cost"] <= ran.record["start_cost"]
+    assert {"step", "soft", "hard"} <= ran.record["history"][0].keys()
+
+
+def test_align_speaks_json_and_nothing_else(onebasin, folder):
+    ran = onebasin("align", "a.safetensors", "b.pt", "-o", "c.safetensors", "-p", "q.safetensors", *MLP, "--json")
+    assert ran.record["cost"] == 0.0
+    assert ran.record["start_cost"] > 0
+    assert ran.record["converged"]
+    assert (ran.record["target"], ran.record["model"]) == ("a.safetensors", "b.pt")
+    assert ran.record["permutation"] == "q.safetensors"
+    assert_same(load_file(folder / "c.safetensors"), load(folder / "a.safetensors"))
+    assert len(ran.out.splitlines()) == 1
+
+
+OTHER = ("align", "a.safetensors", "c.pt", "-o", "out.pt", "--force", "--json", *MLP)
+
+
+@pytest.fixture
+def other(folder):
+    """c.pt, a network that is not a copy of a.safetensors."""
+    torch.manual_seed(5)
+    torch.save(make_mlp().state_dict(), folder / "c.pt")
+
+
+def align_as_the_library(folder, **arguments):
+    a, c = make_mlp(), make_mlp()
+    a.load_state_dict(load(folder / "a.safetensors"))
+    c.load_state_dict(load(folder / "c.pt"))
+    return ob.align(c, to=a, example_inputs=torch.zeros(1, 1, 8, 8), **arguments)
+
+
+@pytest.mark.usefixtures("other")
+def test_the_defaults_are_those_of_the_library(onebasin, folder):
+    ran = onebasin(*OTHER, "--report", "r.html")
+    expected = align_as_the_library(folder)
+    assert ran.record["method"] == expected.method == "sinkhorn"
+    assert ran.record["cost"] == pytest.approx(expected.cost)
+    assert_same(load(folder / "out.pt"), expected.model.state_dict())
+    for note in expected.notes:
+        assert note in ran.record["notes"]
+        assert note in ran.err
+        assert note in (folder / "r.html").read_text()
+
+
+@pytest.mark.usefixtures("other")
+def test_data_decides_what_auto_chooses(onebasin, folder):
+    ran = onebasin(*OTHER, "--data", "cli_networks:batches")
+    expected = align_as_the_library(folder, data=batches())
+    assert ran.record["method"] == expected.method == "activation-matching"
+    assert_same(load(folder / "out.pt"), expected.model.state_dict())
+    ran = onebasin(*OTHER, "--data", "digits", "--method", "weight-matching")  # which does not look at it
+    assert ran.record["method"] == "weight-matching"
+    assert_same(load(folder / "out.pt"), align_as_the_library(folder, method="weight-matching").model.state_dict())
+
+
+@pytest.mark.usefixtures("other")
+def test_options_reach_the_library(onebasin, folder):
+    ran = onebasin(*OTHER, "--set", "steps=3", "--no-polish")
+    assert ran.record["method"] == "sinkhorn"
+    assert [entry["by"] for entry in ran.record["history"]] == ["sinkhorn"] * 3
+    assert ran.record["cost"] == pytest.approx(align_as_the_library(folder, steps=3, polish=False).cost)
+    ran = onebasin(*ALIGN, "--json", "--no-detect-copy", "--method", "weight-matching")
+    assert {entry["by"] for entry in ran.record["history"]} == {"weight-matching"}
+
+
+def test_prefixes_are_reported_and_kept(onebasin, folder):
+    wrapped = {f"module.{key}": value for key, value in load(folder / "b.pt").items()}
+    torch.save({"state_dict": wrapped, "epoch": 3}, folder / "w.ckpt")
+    ran = onebasin("align", "a.safetensors", "w.ckpt", "-o", "c.ckpt", *MLP, "--json")
+    assert ran.code == 0
+    assert any("begin with 'module.'" in note for note in ran.record["notes"])
+    assert "the state dict is the entry 'state_dict' of w.ckpt; epoch left out" in ran.err
+    saved = torch.load(folder / "c.ckpt", weights_only=True)["state_dict"]
+    assert_same({key.removeprefix("module."): value for key, value in saved.items()}, load(folder / "a.safetensors"))
+
+
+def test_names_of_files_are_not_markup(onebasin, folder):
+    name = "[red]c:smile:" + "x" * 100 + ".pt"
+    ran = onebasin("align", "a.safetensors", "b.pt", "-o", name, *MLP, "--report", "r.html", "--dry-run")
+    assert f"would write {name}, {name.removesuffix('.pt')}.permutation.safetensors and r.html; nothing" in ran.out
+
+
+def test_weight_norm_is_understood(onebasin, folder):
+    torch.manual_seed(0)
+    model, inputs = make_normed()
+    symmetry = ob.symmetry(model, inputs)
+    torch.save(model.state_dict(), folder / "n.pt")
+    torch.save(symmetry.random(torch.Generator().manual_seed(3)).apply(model), folder / "m.pt")
+    arguments = ("--model", "cli_networks:make_normed")
+    assert onebasin("align", "n.pt", "m.pt", "-o", "o.pt", *arguments).code == 0
+    assert onebasin("verify", "m.pt", "o.pt", *arguments).code == 0
+    if symmetry.groups:
+        assert_same(load(folder / "o.pt"), load(folder / "n.pt"))
+
+
+def test_hugging_face_folders(onebasin, folder, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    write_llama(folder / "a", seed=0)
+    assert onebasin("align", "a", "a", "-o", "copy").code == 0
+    identity = ob.Permutation.load(folder / "copy" / "permutation.safetensors")
+    planted = identity.symmetry.random(torch.Generator().manual_seed(2))
+    planted.save(folder / "q.safetensors")
+    assert onebasin("apply", "q.safetensors", "a", "-o", "b").code == 0
+    before = digest(folder / "b")
+    assert {"config.json", "tokenizer_config.json", "model.safetensors.index.json"} <= before.keys()
+    ran = onebasin("align", "a", "b", "-o", "c", "--report", "r.html", "--json")
+    assert ran.code == 0
+    assert ran.record["cost"] == 0.0
+    assert_same(load(folder / "c"), load(folder / "a"))
+    assert digest(folder / "b") == before
+    assert onebasin("verify", "b", "c").code == 0
+    index = json.loads((folder / "c" / "model.safetensors.index.json").read_text())
+    assert index["weight_map"] == json.loads((folder / "a" / "model.safetensors.index.json").read_text())["weight_map"]
+    assert onebasin("merge", "a", "b", "-o", "m").code == 0
+    assert {value.dtype for value in load(folder / "m").values()} == {torch.bfloat16}
+    read = transformers.AutoModelForCausalLM.from_pretrained
+    models = [read(folder / name, dtype=torch.float64) for name in ("a", "b", "m")]
+    tokens = torch.arange(8).unsqueeze(0)
+    first, second, merged = (model(tokens).logits for model in models)
+    assert torch.equal(first, merged)
+    torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-5)  # its norms compute in float32
+
+
+def test_half_precision_is_run_in_full(onebasin, folder):
+    write_llama(folder / "a", seed=0)
+    write_llama(folder / "b", seed=1)
+    data = ("--data", "cli_networks:tokens", "--loss", "cli_networks:next_token", "--no-check")
+    ran = onebasin("align", "a", "b", "-o", "c", *data, "--report", "r.html", "--json")
+    assert ran.code == 0
+    curves = {name: path["metrics"]["loss"] for name, path in ran.record["paths"].items()}
+    assert curves["aligned"][-1] == pytest.approx(curves["as they are"][-1], rel=1e-5)  # bfloat16 would be off by 1e-2
+    assert {value.dtype for value in load(folder / "c").values()} == {torch.bfloat16}
+
+
+def test_shapes_that_differ_are_told(onebasin, folder):
+    write_llama(folder / "a", seed=0)
+    write_llama(folder / "b", seed=1, intermediate_size=32)
+    ran = onebasin("align", "a", "b", "-o", "c")
+    assert ran.code == 3
+    assert "'model.layers.0.mlp.down_proj.weight' in b has shape (16, 32), the model has (16, 24)" in ran.err

@@ -1,0 +1,77 @@
+import shutil
+
+import pytest
+import torch
+from cli_files import MLP, load
+from cli_networks import batches, make_conv, make_mlp, make_with_inputs
+
+import onebasin as ob
+from onebasin.landscape.evaluation import mean_loss
+
+
+def test_merge(onebasin, folder):
+    assert onebasin("merge", "a.safetensors", "b.pt", "-o", "m.safetensors", *MLP).code == 0
+    for key, value in load(folder / "m.safetensors").items():
+        torch.testing.assert_close(value, load(folder / "a.safetensors")[key])
+    torch.manual_seed(5)
+    torch.save(make_mlp().state_dict(), folder / "c.pt")
+    ran = onebasin("merge", "a.safetensors", "c.pt", "-o", "w.pt", *MLP, "--weights", "1,3", "--json")
+    assert ran.record["weights"] == [0.25, 0.75]
+    assert ran.record["method"] == "sinkhorn"
+    assert "c.pt: sinkhorn was chosen: without data" in ran.err
+    assert any(note.startswith("c.pt: sinkhorn was chosen") for note in ran.record["notes"])
+    model, inputs = make_with_inputs()
+    states = [load(folder / "a.safetensors"), load(folder / "c.pt")]
+    expected = ob.merge(states, weights=[0.25, 0.75], symmetry=ob.symmetry(model, inputs))
+    for key, value in load(folder / "w.pt").items():
+        torch.testing.assert_close(value, expected[key])
+    ran = onebasin("merge", "a.safetensors", "b.pt", "c.pt", "-o", "three.pt", *MLP, "--reference", "mean", "--json")
+    assert ran.code == 0
+    assert ran.record["reference"] == "mean"
+    assert "b.pt: The model is a permuted copy of the target: no method was run." in ran.record["notes"]
+
+
+def test_models_of_one_name_are_told_apart(onebasin, folder):
+    for name in ("x", "y"):
+        (folder / name).mkdir()
+        shutil.copy(folder / "b.pt", folder / name / "b.pt")
+    ran = onebasin("merge", "a.safetensors", "x/b.pt", "y/b.pt", "-o", "m.pt", *MLP)
+    assert "x/b.pt   2 groups" in ran.out
+    assert "y/b.pt   2 groups" in ran.out
+
+
+def test_merge_with_repair(onebasin, folder):
+    for seed, name in enumerate(("x.pt", "y.pt")):
+        torch.manual_seed(seed)
+        torch.save(make_conv()[0].state_dict(), folder / name)
+    conv = ("--model", "cli_networks:make_conv", "--method", "weight-matching")
+    assert onebasin("merge", "x.pt", "y.pt", "-o", "plain.pt", *conv).code == 0
+    ran = onebasin("merge", "x.pt", "y.pt", "-o", "repaired.pt", *conv, "--repair", "--data", "cli_networks:batches")
+    assert ran.code == 0
+    plain, repaired = load(folder / "plain.pt"), load(folder / "repaired.pt")
+    assert plain.keys() == repaired.keys()
+    assert not torch.equal(plain["1.running_var"], repaired["1.running_var"])
+
+
+def test_reports_have_the_curves_where_there_is_data(onebasin, folder):
+    torch.manual_seed(5)
+    torch.save(make_mlp().state_dict(), folder / "c.pt")
+    data = ("--data", "cli_networks:batches")
+    ran = onebasin("align", "a.safetensors", "b.pt", "-o", "d.pt", *MLP, *data, "--report", "align.html", "--json")
+    paths = ran.record["paths"]
+    assert list(paths) == ["as they are", "aligned"]
+    assert paths["aligned"]["barrier"] == pytest.approx(0, abs=1e-5) != paths["as they are"]["barrier"]
+    three = ("merge", "a.safetensors", "b.pt", "c.pt", *MLP, *data, "--reference", "mean", "-o", "m.pt")
+    record = onebasin(*three, "--report", "merge.html", "--json").record
+    lines = ["a.safetensors to b.pt", "a.safetensors to c.pt"]
+    assert list(record["paths"]) == [*lines, *(f"{line}, aligned" for line in lines)]
+    assert record["paths"]["a.safetensors to b.pt, aligned"]["barrier"] == pytest.approx(0, abs=1e-5)
+    evaluate = mean_loss(torch.nn.functional.cross_entropy, batches())
+    merged = make_mlp()
+    merged.load_state_dict(load(folder / "m.pt"))
+    assert record["merged"] == pytest.approx(evaluate(merged))
+    page = (folder / "merge.html").read_text()
+    assert "activation-matching was chosen: there is data" in page
+    for text in ("Between the models", "matrices of b.pt", "matrices of c.pt", "Pinned, and why", "loss of the merge"):
+        assert text in page
+    assert onebasin(*three, "--force", "--json").record["paths"] == {}  # nothing is measured without a report

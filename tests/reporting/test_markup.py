@@ -1,0 +1,19 @@
+from onebasin.reporting import markup
+
+
+def test_many_axes_are_folded_and_counted():
+    few = markup.axes_list(["a[0]", "b[<1>]"])
+    assert few == "<code>a[0], b[&lt;1&gt;]</code>"
+    many = markup.axes_list([f"layer{i}.weight[0]" for i in range(50)])
+    assert "and 47 more" in many
+    assert "and 30 not listed" in many
+    assert "layer19" in many
+    assert "layer20" not in many
+
+
+def test_long_tables_are_folded_if_their_rows_have_a_name():
+    rows = [["1", "2"]] * 30
+    assert markup.table(["a", "<b>"], rows, ["x", "y"], "rows").startswith("<details><summary>All 30 rows</summary>")
+    plain = markup.table(["a", "<b>"], rows, ["x", "y"])
+    assert plain.startswith("<div class='scroll'")
+    assert "&lt;b&gt;" in plain
