@@ -111,6 +111,8 @@ def _member(name: str, value: Any) -> list[str]:
 def _signature(name: str, function: Any) -> list[str]:
     """A call on one line if it fits, else one line an argument."""
     returned = ""
+    if inspect.isclass(function) and issubclass(function, BaseException):
+        return []
     if is_typeddict(function):
         pieces = [f"{key}=..." for key in function.__annotations__]
     else:
