@@ -3,7 +3,9 @@
 import pytest
 import torch
 from cases import call_of, two_layers
+from torch import nn
 
+import onebasin as ob
 from onebasin.programs.graph import ReplayError
 from onebasin.programs.precision import compute_in_float64, promote
 from onebasin.programs.recording import record
@@ -48,6 +50,16 @@ def test_a_lazy_state_is_read_where_it_is_used(model):
 
     record(model, CALL).run(LazyState({key: value.to("meta") for key, value in state.items()}, get))
     assert read == ["first.weight", "first.bias", "last.weight", "last.bias"]
+
+
+def test_a_state_may_be_permuted_on_several_threads_while_it_is_read():
+    """Large tensors are gathered by threads, which are not in the mode that the program runs in."""
+    model = nn.Sequential(nn.Linear(4, 1200), nn.ReLU(), nn.Linear(1200, 1200), nn.ReLU(), nn.Linear(1200, 2))
+    try:
+        torch.set_num_threads(2)
+        assert len(ob.symmetry(model, torch.rand(3, 4)).groups) == 2
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_random_programs_draw_the_same_numbers_every_time():

@@ -48,6 +48,13 @@ def test_parameters_that_are_used_in_train_mode_move_along(batch):
     assert layout == symmetry.layouts["auxiliary.0.bias"]
 
 
+def test_train_mode_on_the_meta_device():
+    with torch.device("meta"):
+        model = Auxiliary()
+    found, expected = (ob.symmetry(m, torch.rand(2, 3, 8, 8, device=m.head.weight.device)) for m in (model, Auxiliary()))
+    assert found.groups == expected.groups
+
+
 def test_dropout_in_train_mode_pins_nothing():
     assert len(ob.symmetry(Auxiliary(), torch.rand(2, 3, 8, 8)).groups) == 2
 

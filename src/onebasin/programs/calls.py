@@ -80,7 +80,7 @@ def _enlarge(call: Call, sizes: list[tuple[int, int]]) -> Call:
                 leaf = torch.cat([leaf, leaf.narrow(axis, 0, 1)], axis)
         if leaf.is_floating_point():
             return torch.randn(leaf.shape, generator=generator).to(leaf)
-        largest = int(leaf.max()) if leaf.numel() else 0
+        largest = int(leaf.max()) if leaf.numel() and not leaf.is_meta else 0
         return torch.randint(largest + 1, leaf.shape, generator=generator).to(leaf) if largest > 1 else leaf
 
     return Call(*tree_map(convert, (call.args, call.kwargs)))

@@ -25,12 +25,7 @@ def find_memory(tensor: Tensor) -> int:
 
 
 class ConstantMemory:
-    """Where the memory of tensors comes from that are neither parameters, nor buffers of the state, nor inputs.
-
-    Args:
-        sources: the parameters, buffers and inputs.
-        snapshot: what the modules keep.
-    """
+    """Where the memory of tensors comes from that are neither parameters, nor buffers of the state, nor inputs (sources)."""
 
     def __init__(self, sources: Iterable[Tensor], snapshot: ModuleSnapshot):
         self._of_sources = set(map(find_memory, sources))
@@ -50,11 +45,7 @@ class ConstantMemory:
         return result
 
     def read(self, tensor: Tensor) -> None:
-        """Mark a constant that the graph reads: it must not be written any more.
-
-        Raises:
-            NotRecordable: if the origin of the tensor is not known.
-        """
+        """Mark a constant that the graph reads: it must not be written any more."""
         self.check(tensor)
         self._read.add(find_memory(tensor))
 

@@ -21,12 +21,7 @@ from onebasin.torch_internals import find_schema, is_composite, memory_id, tree_
 
 
 def export(model: nn.Module, call: Call, reason: str = "") -> Program:
-    """Export one call as a graph without side effects. The model is left as it was.
-
-    Args:
-        model: the module.
-        call: its arguments.
-        reason: why the call was not recorded.
+    """Export one call, which could not be recorded for this reason. The model is left as it was.
 
     Raises:
         NotExportable: if the module fails, or its control flow depends on values.

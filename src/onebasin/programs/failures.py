@@ -38,13 +38,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def explain_failure(model: nn.Module, recording: NotRecordable, export: NotExportable | None = None) -> str:
-    """Say in one sentence why a call cannot be traced, what the likely cause is, and what to do.
-
-    Args:
-        model: the module.
-        recording: why the call could not be recorded.
-        export: why it could not be exported.
-    """
+    """Say in one sentence why a call cannot be traced, what the likely cause is, and what to do."""
     name = f"cannot trace {type(model).__name__}"
     by_hand = "write the symmetry by hand with onebasin.Symmetry.from_axes and check it with verify"
     if isinstance(recording, SwallowedError):

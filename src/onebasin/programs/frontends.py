@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -53,7 +54,7 @@ def read_training_programs(model: nn.Module, calls: Iterable[Call], check: bool 
     Norms refuse a single value per channel in train mode, so a call that fails is tried with one more sample.
     """
     for call in calls:
-        for candidate in (call, *derive_calls(call)):
+        for candidate in itertools.chain([call], derive_calls(call)):
             try:
                 program = _record_and_check(model, candidate, check, training=True)
             except NotRecordable:

@@ -83,15 +83,6 @@ class _StandIn(Tensor):
         raise NotRecordable(f"{func} is called outside of the recording")
 
 
-_FACTORIES = {
-    getattr(torch.ops.aten, name)
-    for name in ("new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "full_like", "empty_like")
-}
-_READING_OPERATIONS = {
-    getattr(torch.ops.aten, name) for name in ("item", "_local_scalar_dense", "is_nonzero", "equal", "allclose")
-}
-
-
 class _ValueGuard(TorchFunctionMode):
     """Refuses functions that take values out of tensors, or replace them, without an operation that a recorder sees.
 
@@ -116,28 +107,22 @@ class _ValueGuard(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-_BYPASSING = {
-    Tensor.numpy,
-    Tensor.__array__,
-    Tensor.__dlpack__,
-    Tensor.__reduce_ex__,
-    Tensor.storage,
-    Tensor.untyped_storage,
-    Tensor.data.__set__,  # type: ignore[attr-defined]
+def _named(owner: Any, *names: str) -> set[Any]:
+    return {getattr(owner, name) for name in names}
+
+
+_BYPASSING = _named(Tensor, "numpy", "__array__", "__dlpack__", "__reduce_ex__", "storage", "untyped_storage") | {
+    Tensor.data.__set__  # type: ignore[attr-defined]
 }
 _FROM_DATA = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor, Tensor.new}
-_READING_SIZES = {
-    *(Tensor.shape.__get__, Tensor.size, Tensor.numel, Tensor.nelement, Tensor.__len__, Tensor.__iter__),  # type: ignore
-    *(getattr(owner, name) for owner in (torch, Tensor) for name in ("unbind", "split", "chunk", "tensor_split")),
-}
-_READING = _FROM_DATA | {
-    Tensor.__float__,
-    Tensor.__int__,
-    Tensor.__bool__,
-    Tensor.__complex__,
-    Tensor.__index__,
-    Tensor.tolist,
-}
+_READING = _FROM_DATA | _named(Tensor, "__float__", "__int__", "__bool__", "__complex__", "__index__", "tolist")
+_READING_SIZES = {Tensor.shape.__get__, *_named(Tensor, "size", "numel", "nelement", "__len__", "__iter__")}  # type: ignore
+for _owner in (torch, Tensor):
+    _READING_SIZES |= _named(_owner, "unbind", "split", "chunk", "tensor_split")
+_READING_OPERATIONS = _named(torch.ops.aten, "item", "_local_scalar_dense", "is_nonzero", "equal", "allclose")
+_FACTORIES = _named(torch.ops.aten, "new_zeros", "new_ones", "new_full", "new_empty") | _named(
+    torch.ops.aten, "zeros_like", "ones_like", "full_like", "empty_like"
+)
 
 
 class _Recorder(TorchDispatchMode):

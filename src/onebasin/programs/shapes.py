@@ -31,17 +31,9 @@ class Shapes:
         return self._metas[key]
 
     def compute(self, func: Any, nodes: Any) -> tuple[Any, list[int | None]]:
-        """Infer what an operation returns, and whose memory that shares.
+        """Infer what an operation returns, and for each result the number of the operand whose memory it shares.
 
-        Args:
-            func: an operation.
-            nodes: its arguments and keyword arguments; the nodes among them have their shapes in ``meta["val"]``.
-
-        Returns:
-            A tensor without memory or a sequence of those, and for each the number of the operand whose memory it shares.
-
-        Raises:
-            NotRecordable: if the operation fails on these shapes, or returns something else than tensors.
+        The nodes among its arguments have their shapes in ``meta["val"]``.
         """
         key = (func, _freeze(nodes))
         if key not in self._returned:
@@ -62,7 +54,7 @@ class Shapes:
             results = [found] if isinstance(found, Tensor) else found
             if not isinstance(results, (list, tuple)) or not all(r is None or isinstance(r, Tensor) for r in results):
                 raise NotRecordable(f"{func} returns something else than tensors")
-            owners = {memory_id(operand): place for place, operand in reversed(list(enumerate(operands)))}
+            owners = {memory_id(operand): number for number, operand in reversed(list(enumerate(operands)))}
             shared = [None if r is None else owners.get(memory_id(r)) for r in results]
             self._returned[key] = map_leaves(found, Tensor, self.of), shared
         return self._returned[key]

@@ -73,7 +73,7 @@ class ModuleSnapshot:
 
 
 def _is_same(container: Any, content: Any) -> bool:
-    """Whether a container holds the same objects in the same order. Equal objects do not count: tensors cannot be asked."""
+    """Whether a container holds the same objects in the same order. Equality is not enough, nor a bool for tensors."""
     if len(container) != len(content) or not all(map(operator.is_, container, content)):
         return False
     return not isinstance(container, dict) or all(map(operator.is_, container.values(), content.values()))

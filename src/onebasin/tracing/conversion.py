@@ -23,13 +23,7 @@ _INTERLEAVED = Pin("interleaved segments are treated alike")
 
 
 def to_symmetry(trace: Trace, model: nn.Module, programs: Iterable[Program]) -> Symmetry:
-    """Name the groups and find the layout of every tensor of the state.
-
-    Args:
-        trace: what was found.
-        model: the module.
-        programs: what was walked.
-    """
+    """Name the groups and find the layout of every tensor of the state, from the trace of these programs."""
     state = read_state(model).shapes
     names = _name_groups(trace, state)
     layouts: dict[str, Layout] = {}

@@ -17,9 +17,9 @@ from onebasin.programs.noise import draws_numbers
 from onebasin.programs.shapes import bind_arguments
 from onebasin.symmetries import Pin
 from onebasin.torch_internals import find_schema
-from onebasin.tracing.axes import unification
 from onebasin.tracing.axes.scopes import enforce
-from onebasin.tracing.axes.terms import ONE, Atom, Axes, AxisTerm, Uniform, leaves
+from onebasin.tracing.axes.terms import ONE, Atom, Axes, Uniform, leaves
+from onebasin.tracing.axes.unification import pinned
 from onebasin.tracing.rules import RULES, STATISTICS, pointwise
 from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, operation_name
 
@@ -28,13 +28,7 @@ WEIGHT_OPERATIONS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsu
 
 
 def walk(program: Program, trace: Trace, rules: Mapping[str, Rule] = RULES) -> None:
-    """Apply the rules to the operations of a program, in order.
-
-    Args:
-        program: what one call does.
-        trace: is extended by what the operations require.
-        rules: by the names of operations.
-    """
+    """Apply the rules to the operations of a program, in order, and add what they require to the trace."""
     _Walk(program, trace, rules).run()
 
 
@@ -77,7 +71,7 @@ class _Walk:
             return value
         shape = tuple(map(int, value.shape))
         if kind == InputKind.USER_INPUT:
-            return tuple(unification.pinned(n, Pin("model input", name)) for n in shape)
+            return tuple(pinned(n, Pin("model input", name)) for n in shape)
         if kind == InputKind.PARAMETER or (kind == InputKind.BUFFER and _is_statistic(node)):
             key = self.trace.aliases.get(name, name)
             if node.users:
@@ -87,7 +81,7 @@ class _Walk:
                 self.trace.scopes.append(self.trace.state[key])
             return self.trace.state[key]
         if kind == InputKind.BUFFER:
-            axes = tuple(unification.pinned(n, Pin("a buffer that is no norm's statistic", name)) for n in shape)
+            axes = tuple(pinned(n, Pin("a buffer that is no norm's statistic", name)) for n in shape)
             self.trace.state.setdefault(self.trace.aliases.get(name, name), axes)
             return axes
         return _read_constant(self.program.given.get(node.name), shape, name)
@@ -104,7 +98,8 @@ class _Walk:
             result = rule(self.trace, self._bind(node))
         except NotCovered as error:
             result = self._pin_all(node, str(error) if rule is None else f"the rule does not cover this use: {error}")
-        assert _sizes(result) == _shapes(node), f"the rule of {node.target} returns {_sizes(result)}, not {_shapes(node)}"
+        expected = _shapes(node.meta.get("val"))
+        assert _sizes(result) == expected, f"the rule of {node.target} returns {_sizes(result)}, not {expected}"
         for axes in _tensors(result):
             self.trace.scope(*axes)
         for axes in self._operands(node):
@@ -115,8 +110,10 @@ class _Walk:
         name = operation_name(node)
         if name.endswith("_") and not name.endswith("__") and name not in self.rules:
             name = name[:-1]
+        if name in self.rules:
+            return self.rules[name]
         is_elementwise = torch.Tag.pointwise in getattr(node.target, "tags", ()) and not draws_numbers(node)
-        return self.rules.get(name, pointwise if is_elementwise else None)
+        return pointwise if is_elementwise else None
 
     def _bind(self, node: Node) -> Arguments:
         bound = map_arg(bind_arguments(node), self.values.__getitem__)
@@ -135,7 +132,7 @@ class _Walk:
                 return [make_pinned(s) for s in shape]
             return None if shape is None else tuple(self.trace.pinned(n, reason) for n in shape)
 
-        return make_pinned(_shapes(node))
+        return make_pinned(_shapes(node.meta.get("val")))
 
     def _pin_outputs(self, node: Node) -> None:
         self.trace.enter("output", "")
@@ -193,16 +190,15 @@ def _module_call(node: Node) -> tuple[str, str]:
     return node.meta.get("module", ("", ""))
 
 
-def _shapes(node: Node) -> Any:
-    def shape(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return tuple(map(int, value.shape))
-        return [shape(v) for v in value] if isinstance(value, (list, tuple)) else None
-
-    return shape(node.meta.get("val"))
+def _shapes(value: Any) -> Any:
+    """The shape of a tensor, or a list of shapes; None for anything else."""
+    if isinstance(value, Tensor):
+        return tuple(map(int, value.shape))
+    return [_shapes(entry) for entry in value] if isinstance(value, (list, tuple)) else None
 
 
 def _sizes(result: Any) -> Any:
+    """The same for the axes of a tensor, or a list of those."""
     if isinstance(result, list):
         return [_sizes(entry) for entry in result]
     return tuple(axis.size for axis in result) if isinstance(result, tuple) else None
@@ -230,16 +226,8 @@ def _is_statistic(node: Node) -> bool:
 def _read_constant(value: Any, shape: tuple[int, ...], name: str) -> Axes:
     """The axes of a constant: uniform where all entries along an axis are equal, pinned elsewhere."""
     varies = Pin("a constant that varies", name)
-
-    def axis(number: int, size: int) -> AxisTerm:
-        if size == 1:
-            return ONE
-        return Uniform(size) if _is_uniform(value, number) else unification.pinned(size, varies)
-
-    return tuple(axis(number, size) for number, size in enumerate(shape))
-
-
-def _is_uniform(constant: Any, axis: int) -> bool:
-    if not isinstance(constant, Tensor) or constant.is_meta or constant.numel() == 0:
-        return False
-    return bool((constant == constant.narrow(axis, 0, 1)).all())
+    has_values = isinstance(value, Tensor) and not value.is_meta and value.numel() > 0
+    return tuple(
+        Uniform(n) if n > 1 and has_values and bool((value == value.narrow(axis, 0, 1)).all()) else pinned(n, varies)
+        for axis, n in enumerate(shape)
+    )

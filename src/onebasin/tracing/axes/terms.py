@@ -57,7 +57,7 @@ class Atom:
 
 @dataclass(frozen=True, eq=False)
 class Uniform:
-    """An extent along which a tensor is constant (broadcast, filled): it fits whatever it meets."""
+    """An extent along which a tensor is constant (broadcast, filled): it can be joined with any term of its size."""
 
     size: int
 
