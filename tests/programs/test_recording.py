@@ -9,7 +9,7 @@ from torch import nn
 
 import onebasin as ob
 from onebasin.programs import recording
-from onebasin.programs.failures import NotRecordable
+from onebasin.programs.failures import NotRecordable, ReadsValues
 from onebasin.programs.recording import record
 
 
@@ -187,6 +187,19 @@ def test_a_parameter_that_is_returned_is_an_output():
     model = two_layers(lambda self, x: (self.last(self.first(x)), self.first.bias))
     record(model, call_of(torch.rand(3, 4)))
     assert not ob.symmetry(model, torch.rand(3, 4)).groups
+
+
+def test_the_first_refusal_is_the_reason():
+    """Also if the module catches it, and raises another error."""
+
+    def forward(self, x):
+        try:
+            return self.last(self.first(x)) if x.sum() > 0 else x
+        except Exception as error:
+            raise RuntimeError("something went wrong") from error
+
+    with pytest.raises(ReadsValues, match="__bool__ reads or replaces values of a tensor"):
+        record(two_layers(forward), call_of(torch.rand(3, 4)))
 
 
 def test_a_bug_of_the_recorder_surfaces(monkeypatch):

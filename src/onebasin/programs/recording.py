@@ -63,9 +63,9 @@ def record(model: nn.Module, call: Call, training: bool = False) -> Program:
             try:
                 result = run_module(model, call, training)
             except Exception as error:
-                if recorder.bug is not None:
-                    raise recorder.bug from None
-                raise error if isinstance(error, NotRecordable) else ModuleFails(describe_error(error)) from error
+                last = error if isinstance(error, NotRecordable) else ModuleFails(describe_error(error))
+                failure = recorder.bug or [*recorder.refusals, last][0]
+                raise failure from (None if failure is error else error)
         return recorder.finish(result, training)
 
 
@@ -139,7 +139,7 @@ class _Recorder(TorchDispatchMode):
         self.bug: Exception | None = None  # an exception of our own code, not of the module
         self._inputs: dict[str, tuple[InputKind, str]] = {}
         self._given: dict[str, Any] = {}
-        self._refusals: list[NotRecordable] = []  # a module may catch what is raised, and go on
+        self.refusals: list[NotRecordable] = []  # a module may catch what is raised, and go on
         self._sources = _name_sources(model, call)  # by identity: what a tensor is, before an operation reads it
         self._constants = ConstantMemory((tensor for tensor, _, _ in self._sources.values()), snapshot)
         self._constant_names = {id(buffer): key for key, buffer in model.named_buffers()}
@@ -156,8 +156,8 @@ class _Recorder(TorchDispatchMode):
         """Stop because of a function that reads or writes values without an operation."""
         # An index is also asked for just to find out what an argument is.
         kind = NotRecordable if func is Tensor.__index__ else ReadsValues
-        self._refusals.append(kind(f"{func.__name__} reads or replaces values of a tensor"))
-        raise self._refusals[-1]
+        self.refusals.append(kind(f"{func.__name__} reads or replaces values of a tensor"))
+        raise self.refusals[-1]
 
     @contextlib.contextmanager
     def tracking_modules(self) -> Iterator[None]:
@@ -190,8 +190,8 @@ class _Recorder(TorchDispatchMode):
             return self._record(func, args, kwargs or {})
         except NotRecordable as error:
             kind = ReadsValues if func.overloadpacket in _READING_OPERATIONS else type(error)
-            self._refusals.append(kind(str(error)))
-            raise self._refusals[-1] from error
+            self.refusals.append(kind(str(error)))
+            raise self.refusals[-1] from error
         except Exception as error:
             self.bug = error
             raise
@@ -285,9 +285,9 @@ class _Recorder(TorchDispatchMode):
         leaves = tree_leaves(result)
         if self.bug is not None:
             raise self.bug
-        if self._refusals:
-            raise (SwallowedError if any(isinstance(r, ReadsValues) for r in self._refusals) else NotRecordable)(
-                str(self._refusals[0])
+        if self.refusals:
+            raise (SwallowedError if any(isinstance(r, ReadsValues) for r in self.refusals) else NotRecordable)(
+                str(self.refusals[0])
             )
         for leaf in leaves:
             if not isinstance(leaf, (Tensor, int, float, str, type(None))):
