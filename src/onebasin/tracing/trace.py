@@ -169,6 +169,12 @@ def replace_axis(axes: Sequence[AxisTerm], dim: int, *new: AxisTerm) -> Axes:
     return (*axes[:dim], *new, *axes[dim + 1 :])
 
 
+def insert_axis(axes: Sequence[AxisTerm], dim: int, new: AxisTerm) -> Axes:
+    """The axes of a tensor with a new one, which may be counted from the back."""
+    dim %= len(axes) + 1
+    return (*axes[:dim], new, *axes[dim:])
+
+
 def operation_name(node: Node) -> str:
     """The name of an operation in its schema, without the overload."""
     schema = find_schema(node.target)

@@ -23,11 +23,6 @@ def broadcast(trace: Trace, *operands: Axes) -> Axes:
     return result
 
 
-def like_input(trace: Trace, args: Arguments) -> Axes:
-    """The same values in another type or memory layout."""
-    return args.input
-
-
 def dropout(trace: Trace, args: Arguments) -> Axes:
     """Nothing in eval mode; where it is forced on, a random mask."""
     if args["train"]:
@@ -74,7 +69,7 @@ _SAME = (
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_UNTAGGED, pointwise),
-    **dict.fromkeys(_SAME, like_input),
+    **dict.fromkeys(_SAME, lambda trace, args: args.input),  # in another type or memory layout
     **dict.fromkeys(("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"), dropout),
     "prelu": prelu,
     "glu": glu,

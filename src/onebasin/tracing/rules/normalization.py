@@ -68,11 +68,6 @@ def weight_norm(trace: Trace, args: Arguments) -> Axes:
     return replace_axis(v, dim, trace.join(v[dim], g[dim]))
 
 
-def weight_norm_interface(trace: Trace, args: Arguments) -> list[Axes]:
-    """The fused form also returns the norms."""
-    return [weight_norm(trace, args), args["g"]]
-
-
 STATISTICS = {"batch_norm", "instance_norm", "_native_batch_norm_legit_no_training", "native_batch_norm"}
 """Operations whose `running_mean` and `running_var` are a norm's statistics."""
 
@@ -86,5 +81,5 @@ RULES: dict[str, Rule] = {
     "native_layer_norm": native_layer_norm,
     "group_norm": group_norm,
     "_weight_norm": weight_norm,
-    "_weight_norm_interface": weight_norm_interface,
+    "_weight_norm_interface": lambda trace, args: [weight_norm(trace, args), args["g"]],  # also returns the norms
 }

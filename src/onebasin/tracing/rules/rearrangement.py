@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from onebasin.tracing.axes.terms import ONE, Atom, Axes, AxisTerm, Piecewise, Product, Sum, Uniform, identity, resolve
 from onebasin.tracing.axes.unification import cut, narrow
-from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, replace_axis
+from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, insert_axis, replace_axis
 
 
 def view(trace: Trace, args: Arguments) -> Axes:
@@ -44,11 +44,6 @@ def _regroup(trace: Trace, axes: Axes, shape: Sequence[int]) -> Axes:
     return tuple(reversed(result))
 
 
-def permute(trace: Trace, args: Arguments) -> Axes:
-    """Axes in another order."""
-    return tuple(args.input[dim] for dim in args["dims"])
-
-
 def transpose(trace: Trace, args: Arguments) -> Axes:
     """Two axes exchanged."""
     axes = list(args.input)
@@ -56,11 +51,6 @@ def transpose(trace: Trace, args: Arguments) -> Axes:
         i, j = (args.axis(args.get(f"dim{k}", args.get(f"axis{k}", k - 2))) for k in (0, 1))
         axes[i], axes[j] = axes[j], axes[i]
     return tuple(axes)
-
-
-def reverse(trace: Trace, args: Arguments) -> Axes:
-    """All axes in reverse order: ``x.T``."""
-    return args.input[::-1]
 
 
 def movedim(trace: Trace, args: Arguments) -> Axes:
@@ -79,13 +69,6 @@ def squeeze(trace: Trace, args: Arguments) -> Axes:
     """Axes of extent one dropped."""
     dropped = set() if args.get("dim") == [] else args.axes(args.get("dim"))
     return tuple(axis for i, axis in enumerate(args.input) if i not in dropped or axis.size != 1)
-
-
-def unsqueeze(trace: Trace, args: Arguments) -> Axes:
-    """An axis of extent one added."""
-    axes = list(args.input)
-    axes.insert(args["dim"] % (len(axes) + 1), ONE)
-    return tuple(axes)
 
 
 def expand(trace: Trace, args: Arguments) -> Axes:
@@ -110,13 +93,8 @@ def repeat_interleave(trace: Trace, args: Arguments) -> Axes:
     return replace_axis(args.input, args.dim, Product((args.input[args.dim], Uniform(times))))
 
 
-def cat(trace: Trace, args: Arguments) -> Axes:
-    """Tensors one after the other along one axis."""
-    return concatenate(trace, args["tensors"], args["dim"])
-
-
 def concatenate(trace: Trace, tensors: Sequence[Axes], dim: int) -> Axes:
-    """The axes of tensors one after the other along one axis; their other axes are the same."""
+    """Tensors one after the other along one axis; their other axes are the same."""
     num_axes = max(map(len, tensors))
     dim %= num_axes
     filled = [axes for axes in tensors if len(axes) == num_axes and axes[dim].size > 0]
@@ -124,26 +102,20 @@ def concatenate(trace: Trace, tensors: Sequence[Axes], dim: int) -> Axes:
         raise NotCovered("it is empty")
     others = trace.join_axes(*(replace_axis(axes, dim) for axes in filled))
     parts = tuple(axes[dim] if axes[dim].size > 1 else Atom(1) for axes in filled)
-    return (*others[:dim], parts[0] if len(parts) == 1 else Sum(parts), *others[dim:])
-
-
-def stack(trace: Trace, args: Arguments) -> Axes:
-    """Tensors side by side along a new axis."""
-    return stack_tensors(args["tensors"], args["dim"])
+    return insert_axis(others, dim, parts[0] if len(parts) == 1 else Sum(parts))
 
 
 def stack_tensors(tensors: Sequence[Axes], dim: int) -> Axes:
-    """The axes of tensors side by side along a new axis; each keeps a structure of its own."""
-    dim %= len(tensors[0]) + 1
+    """Tensors side by side along a new axis; each keeps a structure of its own."""
     if len(tensors) == 1:
-        return (*tensors[0][:dim], ONE, *tensors[0][dim:])
+        return insert_axis(tensors[0], dim, ONE)
     selector = Atom(len(tensors))
     selector.link = Sum(tuple(Atom(1) for _ in tensors))
     others = []
     for column in zip(*tensors, strict=True):
         is_same = len({identity(resolve(axis)) for axis in column}) == 1
         others.append(column[0] if is_same else Piecewise(selector, column))
-    return (*others[:dim], selector, *others[dim:])
+    return insert_axis(others, dim, selector)
 
 
 def split(trace: Trace, args: Arguments) -> list[Axes]:
@@ -168,13 +140,8 @@ def unbind(trace: Trace, args: Arguments) -> list[Axes]:
     return [select_entry(args.input, args.dim, i) for i in range(size)]
 
 
-def select(trace: Trace, args: Arguments) -> Axes:
-    """One entry of an axis."""
-    return select_entry(args.input, args.dim, args["index"])
-
-
 def select_entry(axes: Axes, dim: int, index: int) -> Axes:
-    """The axes of one entry of an axis."""
+    """One entry of an axis."""
     return replace_axis(narrow(axes, dim, index % axes[dim].size, 1), dim)
 
 
@@ -218,8 +185,7 @@ def select_scatter(trace: Trace, args: Arguments) -> Axes:
     """A tensor with one entry of an axis replaced."""
     dim = args.dim
     index = args["index"] % args.input[dim].size
-    source = (*args["src"][:dim], ONE, *args["src"][dim:])
-    return _replace(trace, args.input, source, dim, index, index + 1)
+    return _replace(trace, args.input, insert_axis(args["src"], dim, ONE), dim, index, index + 1)
 
 
 def _replace(trace: Trace, axes: Axes, source: Axes, dim: int, start: int, end: int) -> Axes:
@@ -230,30 +196,27 @@ def _replace(trace: Trace, axes: Axes, source: Axes, dim: int, start: int, end: 
         new = source[dim] if source[dim].size > 1 else Atom(1)
         parts.append(new if position == start else piece)
         position += piece.size
-    return (*others[:dim], parts[0] if len(parts) == 1 else Sum(tuple(parts)), *others[dim:])
-
-
-def constant(trace: Trace, args: Arguments) -> Axes:
-    """A tensor filled with one value."""
-    return tuple(ONE if n == 1 else Uniform(n) for n in args.shape)
+    return insert_axis(others, dim, parts[0] if len(parts) == 1 else Sum(tuple(parts)))
 
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as"), view),
-    "permute": permute,
+    "permute": lambda trace, args: tuple(args.input[dim] for dim in args["dims"]),
     **dict.fromkeys(("transpose", "swapaxes", "swapdims", "adjoint", "mT"), transpose),
-    **dict.fromkeys(("t", "numpy_T"), reverse),
+    **dict.fromkeys(("t", "numpy_T"), lambda trace, args: args.input[::-1]),
     **dict.fromkeys(("movedim", "moveaxis"), movedim),
     "squeeze": squeeze,
-    "unsqueeze": unsqueeze,
+    "unsqueeze": lambda trace, args: insert_axis(args.input, args["dim"], ONE),
     **dict.fromkeys(("expand", "expand_as", "broadcast_to"), expand),
     **dict.fromkeys(("repeat", "tile"), repeat),
     "repeat_interleave": repeat_interleave,
-    **dict.fromkeys(("cat", "concat", "concatenate"), cat),
-    "stack": stack,
+    **dict.fromkeys(
+        ("cat", "concat", "concatenate"), lambda trace, args: concatenate(trace, args["tensors"], args["dim"])
+    ),
+    "stack": lambda trace, args: stack_tensors(args["tensors"], args["dim"]),
     **dict.fromkeys(("split", "split_with_sizes", "chunk", "tensor_split"), split),
     "unbind": unbind,
-    "select": select,
+    "select": lambda trace, args: select_entry(args.input, args.dim, args["index"]),
     "slice": slice_,
     "narrow": narrow_,
     "slice_scatter": slice_scatter,
@@ -261,6 +224,6 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("zero", "zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros",
          "new_ones", "new_full", "new_empty", "scalar_tensor"),
-        constant,
+        lambda trace, args: tuple(ONE if n == 1 else Uniform(n) for n in args.shape),
     ),
 }  # fmt: skip

@@ -37,22 +37,10 @@ def maximum(trace: Trace, args: Arguments) -> Any:
     return [result, result]
 
 
-def var_mean(trace: Trace, args: Arguments) -> list[Axes]:
-    """Two reductions at once."""
-    result = reduce(trace, args)
-    return [result, result]
-
-
 def position(trace: Trace, args: Arguments) -> Axes:
     """Argmax and argmin: a position along the axis is read."""
     trace.pin(*(args.input[dim] for dim in args.axes(args.get("dim"))), reason=_POSITION)
     return reduce(trace, args)
-
-
-def value_and_position(trace: Trace, args: Arguments) -> list[Axes]:
-    """The k-th value of an axis, and its position."""
-    result = position(trace, args)
-    return [result, result]
 
 
 def softmax(trace: Trace, args: Arguments) -> Axes:
@@ -121,11 +109,11 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(_SYMMETRIC, reduce),
     **dict.fromkeys(("max", "min", "median"), maximum),
     **dict.fromkeys(("argmax", "argmin"), position),
-    "kthvalue": value_and_position,
+    "kthvalue": lambda trace, args: [position(trace, args)] * 2,
     **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax", "softmin"), softmax),
     **dict.fromkeys(_ORDERED, ordered),
     **dict.fromkeys(("tril", "triu"), triangle),
-    **dict.fromkeys(("var_mean", "std_mean"), var_mean),
+    **dict.fromkeys(("var_mean", "std_mean"), lambda trace, args: [reduce(trace, args)] * 2),
     **{
         f"{kind}_pool{n}d{suffix}": _pool(n)
         for n in (1, 2, 3)
