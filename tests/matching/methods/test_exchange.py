@@ -20,9 +20,7 @@ def random_cost(params, target, batch):
     return sum((params[k] * torch.randn(params[k].shape, generator=generator, dtype=torch.float64)).sum() for k in target)
 
 
-@pytest.mark.parametrize(
-    "name", ["mlp relu", "attention by hand", "grouped conv", "densenet", "gpt", "lstm", "batch norm 2d"]
-)
+@pytest.mark.parametrize("name", ["mlp relu", "attention by hand", "densenet", "gpt", "batch norm 2d"])
 def test_first_order_effects_are_the_changes_of_a_linear_cost(name):
     torch.manual_seed(0)
     model = CASES[name].make()
