@@ -22,7 +22,7 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
         ],
     },
     "Methods and their options": {
-        "onebasin": ["Sinkhorn", "WeightMatching", "ActivationMatching", "StraightThrough"],
+        "onebasin": ["Sinkhorn", "WeightMatching", "ActivationMatching", "StraightThrough", "Exchange"],
     },
     "Operators": {"onebasin": ["sinkhorn", "assign"]},
     "Between models": {

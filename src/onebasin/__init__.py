@@ -8,7 +8,7 @@ from onebasin.landscape.calibration import repair
 from onebasin.landscape.paths import LinearPath, Plane, linear_path, loss_plane
 from onebasin.matching.alignment import Alignment, align
 from onebasin.matching.merging import merge
-from onebasin.matching.methods import ActivationMatching, Sinkhorn, StraightThrough, WeightMatching
+from onebasin.matching.methods import ActivationMatching, Exchange, Sinkhorn, StraightThrough, WeightMatching
 from onebasin.operator import sinkhorn
 from onebasin.relaxation.assignment import assign
 from onebasin.relaxation.objectives import Midpoint, Objective, RandomPoint, WeightDistance
@@ -28,6 +28,7 @@ Path = LinearPath
 __all__ = [
     "ActivationMatching",
     "Alignment",
+    "Exchange",
     "Group",
     "LinearPath",
     "Midpoint",

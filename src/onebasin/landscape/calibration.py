@@ -114,7 +114,7 @@ def repair(
     symmetry = symmetry.bind(model)
     ours = copy_model(model)
     norms = batch_norms(ours)
-    axes, skipped = _find_layers(ours, symmetry, data)
+    axes, skipped = find_layers(ours, symmetry, data)
     if not axes and not norms:
         reasons = "; ".join(f"{path}: {why}" for path, why in skipped.items())
         raise ValueError(f"there is no layer to repair ({reasons or 'no linear or convolutional layer makes free units'})")
@@ -123,14 +123,14 @@ def repair(
         found = []
         for state in states:
             ours.load_state_dict(state.load())
-            found.append(_measure(ours, axes, data))
+            found.append(measure_units(ours, axes, data))
         goals = {path: _average([f[path] for f in found], weights) for path in axes}
     ours.load_state_dict(mixed.load())
     mismatch = _match(ours, norms, axes, goals, data, tolerance)
     return Repair(read_state_dict(ours), tuple(axes), tuple(norms), skipped, mismatch)
 
 
-def _find_layers(model: nn.Module, symmetry: Symmetry, data: Iterable[Any]) -> tuple[dict[str, int], dict[str, str]]:
+def find_layers(model: nn.Module, symmetry: Symmetry, data: Iterable[Any]) -> tuple[dict[str, int], dict[str, str]]:
     """The layers to repair with the axis of their units (from the right), and those that cannot be, with the reason."""
     layers = {p: m for p, m in model.named_modules() if isinstance(m, nn.Linear | Convolution) and _makes_units(p, symmetry)}
     num_calls, normalised = _observe_calls(model, layers, data)
@@ -198,7 +198,7 @@ def _hook(handles: contextlib.ExitStack, layers: Mapping[str, nn.Module], see: C
         handles.enter_context(layer.register_forward_hook(lambda _module, _args, output, path=path: see(path, output)))
 
 
-def _measure(
+def measure_units(
     model: nn.Module,
     axes: Mapping[str, int],
     data: Iterable[Any],
@@ -269,7 +269,7 @@ def _match(
 
     def measure(some: Mapping[str, int], **options: Any) -> dict[str, Statistics]:
         with estimating(norms.values()):
-            return _measure(model, some, data, **options)
+            return measure_units(model, some, data, **options)
 
     fold(measure(axes, goals=goals))
     mismatch = _compare(measure(axes), goals) if axes else 0.0

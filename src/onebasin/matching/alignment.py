@@ -11,6 +11,7 @@ from typing import Any, Literal, Unpack
 import torch
 from torch import Tensor, nn
 
+from onebasin.landscape.normalised_twin import make_twin
 from onebasin.matching.checks import check_init, check_method_data, check_models, find_symmetry, read_data
 from onebasin.matching.copies import find_copy
 from onebasin.matching.methods import Match, Method, MethodName, MethodOptions, make_method
@@ -261,6 +262,9 @@ def _make_problem(
     model: Model, to: Model, symmetry: Symmetry, objective: Objective, data: Iterable[Any] | None, lazily: bool
 ) -> Problem:
     """Both states on the device of the target and in one type, the objective bound, the judged batches read."""
+    if objective.repaired and data is not None and isinstance(model, nn.Module):
+        twins = [make_twin(each, symmetry, data) for each in (model, _fill(model, to))]
+        (model, symmetry), (to, _) = (twin or (each, symmetry) for twin, each in zip(twins, (model, to), strict=True))
     source, target = (read_state(m) if lazily else read_state(m).load() for m in (model, to))
     if lazily and (source.is_lazy or target.is_lazy):
         source, target = source.lazily(), target.lazily()
@@ -281,6 +285,15 @@ def _make_problem(
     if batches is not None and objective.uses_data:
         judged = [batch for batch, _ in zip(batches, range(_NUM_JUDGED), strict=False)]
     return Problem(symmetry, source, target, keys, bound, batches, judged, module)
+
+
+def _fill(model: nn.Module, state: Model) -> nn.Module:
+    """A module with a state, which may be one already."""
+    if isinstance(state, nn.Module):
+        return state
+    filled = copy.deepcopy(model)
+    filled.load_state_dict(state)
+    return filled
 
 
 @dataclass(frozen=True)

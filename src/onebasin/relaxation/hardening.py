@@ -55,6 +55,18 @@ def harden(
     return permutation
 
 
+def carry_to_parents(symmetry: Symmetry, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Scores in which a parent has those of its children too, for children that keep their order within it."""
+    total = dict(scores)
+    for name in sorted(scores, key=lambda name: -len(symmetry.groups[name].parents)):
+        group = symmetry.groups[name]
+        parent = next((p for p in reversed(group.parents) if p in total), None)
+        if parent is not None:
+            value = total[name].diagonal(dim1=-2, dim2=-1).sum(-1)
+            total[parent] = total[parent] + _towards(symmetry, value, group, symmetry.groups[parent])
+    return total
+
+
 def _towards(symmetry: Symmetry, value: Tensor, child: Group, parent: Group) -> Tensor:
     """The value of a child's best permutations in the shape of the parent's scores: summed over all other parents."""
     wanted = (*parent.parents, parent.name)

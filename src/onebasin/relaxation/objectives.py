@@ -34,6 +34,7 @@ class Objective(ABC):
         can_be_captured: whether a call does the same operations each time and never waits for the device, so that a CUDA
             graph can hold it.
         data: batches that were given with the objective, if any.
+        repaired: whether it is to see networks whose statistics are put right, see `Midpoint`.
         floor: no permutation costs less: one that costs this is the best there is.
     """
 
@@ -41,6 +42,7 @@ class Objective(ABC):
     needs_data: ClassVar[bool] = False
     can_be_captured: ClassVar[bool] = False
     data: Iterable[Any] | None = None
+    repaired: bool = False
     floor: float = -math.inf
 
     @abstractmethod
@@ -153,12 +155,16 @@ class _OnTheLine(Objective):
     Attributes:
         loss: ``loss(output, target)``.
         data: an iterable of (inputs, target) batches, read again and again; may be given to `align` instead.
+        repaired: whether `align` looks at the networks with REPAIR at each point: a network without norms is replaced by its
+            normalised twin (see `onebasin.landscape.normalised_twin`), so that the collapse of variance half way, which
+            `repair` undoes afterwards, does not decide. Batch norms use the statistics of the batch in any case.
         model: the architecture, in eval mode but for its batch norms, which use the statistics of the batch: those stored
             with either endpoint would be wrong in between.
     """
 
     loss: Loss
     data: Iterable[Any] | None = None
+    repaired: bool = False
     model: nn.Module | None = None
 
     needs_data: ClassVar[bool] = True

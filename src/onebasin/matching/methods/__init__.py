@@ -10,6 +10,7 @@ from torch import Tensor
 
 from onebasin.matching.methods.activation_matching import ActivationMatching
 from onebasin.matching.methods.base import Match, Method
+from onebasin.matching.methods.exchange import Exchange
 from onebasin.matching.methods.sinkhorn import Sinkhorn
 from onebasin.matching.methods.straight_through import StraightThrough
 from onebasin.matching.methods.weight_matching import WeightMatching
@@ -17,6 +18,7 @@ from onebasin.matching.methods.weight_matching import WeightMatching
 __all__ = [
     "METHODS",
     "ActivationMatching",
+    "Exchange",
     "Match",
     "Method",
     "MethodName",
@@ -28,9 +30,9 @@ __all__ = [
 ]
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (Sinkhorn, WeightMatching, ActivationMatching, StraightThrough)
+    method.name: method for method in (Sinkhorn, WeightMatching, ActivationMatching, StraightThrough, Exchange)
 }
-MethodName = Literal["sinkhorn", "weight-matching", "activation-matching", "ste"]
+MethodName = Literal["sinkhorn", "weight-matching", "activation-matching", "ste", "exchange"]
 
 
 class MethodOptions(TypedDict, total=False):
@@ -53,6 +55,13 @@ class MethodOptions(TypedDict, total=False):
     max_sweeps: int
     order: Literal["anchored", "random"]
     num_batches: int | None
+    rounds: int
+    candidates: float
+    damping: float
+    num_gradient: int
+    num_trial: int
+    num_confirm: int
+    max_seconds: float | None
 
 
 def make_method(method: str | Method, options: Mapping[str, Any]) -> Method:
