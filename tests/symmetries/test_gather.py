@@ -30,6 +30,21 @@ def test_tiles_and_threads(tile_bytes, thread_bytes, monkeypatch):
     assert torch.equal(gather(tensor, (rows, columns)), tensor[rows][:, columns])
 
 
+def test_threads_know_of_inference_mode(monkeypatch):
+    monkeypatch.setattr(module, "_THREAD_BYTES", 256)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    rows, columns = torch.randperm(37), torch.randperm(41)
+    with torch.inference_mode():
+        tensor = torch.randn(37, 41)
+        assert torch.equal(gather(tensor, (rows, columns)), tensor[rows][:, columns])
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 3, 0)])
+def test_tensors_without_entries(shape):
+    indices = tuple(torch.randperm(n) for n in shape)
+    assert gather(torch.zeros(shape), indices).shape == shape
+
+
 def test_what_does_not_move_is_not_copied():
     tensor = torch.randn(3, 4)
     assert gather(tensor, (None, None)) is tensor

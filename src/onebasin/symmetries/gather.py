@@ -18,7 +18,7 @@ def gather(tensor: Tensor, indices: tuple[Tensor | None, ...]) -> Tensor:
     for short ones that would read eight bytes of index for every entry, so rows and columns are gathered tile by tile.
     """
     moved = [axis for axis, index in enumerate(indices) if index is not None]
-    if not moved:
+    if not moved or tensor.numel() == 0:
         return tensor
     if tensor.is_meta:
         return torch.empty_like(tensor)
@@ -51,14 +51,16 @@ def _gather_tiles(tensor: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Rows into a tile that stays in the cache, then its columns into place: one pass over memory, on all threads."""
     result = torch.empty_like(tensor)
     height = max(1, _TILE_BYTES // max(1, tensor[0].nbytes))
+    in_inference = torch.is_inference_mode_enabled()  # which new threads do not know
 
     def move(share: Tensor, start: int) -> None:
-        tile = tensor.new_empty((height, *tensor.shape[1:]))
-        for offset, chosen in enumerate(share.split(height)):
-            first = start + offset * height
-            part = tile[: len(chosen)]
-            torch.index_select(tensor, 0, chosen, out=part)
-            torch.index_select(part, 1, columns, out=result[first : first + len(chosen)])
+        with torch.inference_mode(in_inference):
+            tile = tensor.new_empty((height, *tensor.shape[1:]))
+            for offset, chosen in enumerate(share.split(height)):
+                first = start + offset * height
+                part = tile[: len(chosen)]
+                torch.index_select(tensor, 0, chosen, out=part)
+                torch.index_select(part, 1, columns, out=result[first : first + len(chosen)])
 
     num_threads = min(torch.get_num_threads(), tensor.nbytes // _THREAD_BYTES)
     if num_threads < 2:
