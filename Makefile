@@ -17,7 +17,7 @@ demo: install
 	$(PY) -m onebasin demo
 
 test: install
-	$(PY) -m pytest
+	$(PY) -m pytest -n auto
 
 check: install
 	$(PY) -m ruff check .

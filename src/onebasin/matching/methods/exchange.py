@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from onebasin.descent.cuda_graphs import CapturedStep
 from onebasin.matching.methods.base import Match, Method, check_option
 from onebasin.matching.methods.weight_matching import score
 from onebasin.matching.problem import Problem
@@ -98,6 +99,14 @@ class _Search:
         self.total = problem.symmetry.identity()
         self.current = problem.source.load()
         self.stream = problem.stream()
+        capture = problem.device.type == "cuda" and problem.objective.can_be_captured
+        self.judge = CapturedStep(self._judge, capture, problem.device)
+
+    def _judge(self, given: tuple[dict[str, Any], Any]) -> Tensor:
+        """The objective of hard parameters on a batch."""
+        params, batch = given
+        with torch.no_grad():
+            return self.problem.objective.judge(self.problem.fresh(params), self.problem.target, batch)
 
     def finish(self, converged: bool) -> Match:
         """Never worse than the start on the batches that are judged."""
@@ -160,12 +169,10 @@ class _Search:
 
     def _try(self, sets: Sequence[Sequence[Pair]], group: Group, batches: Sequence[Any]) -> Tensor:
         """The mean change of the objective by each set of exchanges, on the CPU."""
-        problem = self.problem
 
         def judge(params: StateDict) -> Tensor:
-            with torch.no_grad():
-                costs = [problem.objective.judge(problem.fresh(params), problem.target, batch) for batch in batches]
-            return torch.stack(costs).mean()
+            # Plain dicts: a captured step copies their tensors, and keeps its result until it is called again.
+            return torch.stack([self.judge((dict(params), batch)).clone() for batch in batches]).mean()
 
         base = judge(self.current)
         changed = [judge(self._apply(self._make_permutation(group, pairs), group)) for pairs in sets]
