@@ -1,0 +1,167 @@
+"""Deep networks trained by the recipes of the published results on merging, aligned and measured half way (CIFAR-10).
+
+Three pairs per recipe. Nothing is chosen on test data: methods see training images alone, and have the same settings in
+every row. Statistics half way are estimated on 50,000 augmented training images, as in REPAIR.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import onebasin as ob
+from experiments.anchor_networks import BATCH, RECIPES, augment, load_images, trained_networks
+
+METHODS = {
+    "naive": "naive",
+    "wm": "weight matching",
+    "l2": "Sinkhorn L2, polished",
+    "l2-plain": "Sinkhorn L2, not polished",
+    "am": "activation matching",
+    "am+mid": "activation matching, then Sinkhorn Mid",
+    "am+ste": "activation matching, then STE",
+    "am+exchange": "activation matching, then exchanges",
+    "l2+exchange": "Sinkhorn L2, then exchanges",
+}
+PUBLISHED = {
+    "vgg11": "84.9 (REPAIR)",
+    "vgg16": "84.5 (RESCALE)",
+    "vgg11-bn-2x": "90.7 (REPAIR)",
+    "resnet20-short": "",
+    "resnet20-4x-short": "90.3 (REPAIR)",
+    "resnet20-long": "67.6 (REPAIR)",
+    "resnet20-2x-long": "85.5 (REPAIR)",
+    "resnet20-4x-long": "92.1 (REPAIR)",
+}
+CRITERION = nn.functional.cross_entropy
+
+
+def configs(quick: bool) -> list[dict[str, Any]]:
+    """A trial is one pair of one recipe by one method."""
+    return [
+        {"recipe": recipe, "pair": pair, "method": method, "seconds": 5 if quick else 60}
+        for recipe in (("resnet20-short",) if quick else RECIPES)
+        for pair in range(1 if quick else 3)
+        for method in (("naive", "am") if quick else METHODS)
+    ]
+
+
+def run(config: dict[str, Any], device: str) -> dict[str, Any]:
+    """Align the second network to the first, and measure the line between them with statistics put right."""
+    seeds = [2 * config["pair"], 2 * config["pair"] + 1]
+    target, source = trained_networks(RECIPES[config["recipe"]], seeds, device)
+    images, labels = load_images("train", device)
+    torch.manual_seed(0)
+    symmetry = ob.symmetry(target, images[:2])
+    begin = time.perf_counter()
+    moved = _align(config, source, target, symmetry, list(zip(images.split(BATCH), labels.split(BATCH), strict=True)))
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - begin
+    batches = [augment(batch) for batch in images.split(BATCH)]
+    test = load_images("test", device)
+    result: dict[str, Any] = {"seconds": seconds, "ends": [_measure(m, *test) for m in (target, moved)]}
+    middle = copy.deepcopy(target)
+    middle.load_state_dict(ob.interpolate([target, moved], [0.5, 0.5]))
+    result["half way, plain"] = _measure(middle, *test)
+    for weight in (0.25, 0.5, 0.75):
+        used = batches if weight == 0.5 else batches[:20]
+        result[f"at {weight}"] = _measure(_repaired(target, moved, weight, used, symmetry), *test)
+    return result
+
+
+def _align(
+    config: dict[str, Any], source: nn.Module, target: nn.Module, symmetry: ob.Symmetry, data: list[tuple[Tensor, Tensor]]
+) -> nn.Module:
+    first, _, then = config["method"].partition("+")
+    if first == "naive":
+        return source
+    shuffled = [data[i] for i in torch.randperm(len(data)).tolist()]
+    start = {
+        "wm": {"method": "weight-matching"},
+        "l2": {"method": "sinkhorn"},
+        "l2-plain": {"method": "sinkhorn", "polish": False},
+        "am": {"method": "activation-matching", "data": shuffled},
+    }[first]
+    found = ob.align(source, to=target, symmetry=symmetry, **start)
+    if then:
+        objective = ob.Midpoint(CRITERION, repaired=True)
+        method: Any = {
+            "mid": ob.Sinkhorn(steps=500, lr=0.05, start="scaled", mass=0.999, patience=500),
+            "ste": ob.StraightThrough(steps=100),
+            "exchange": ob.Exchange(rounds=1000, max_seconds=config["seconds"]),
+        }[then]
+        arguments = {"objective": objective, "data": _Augmented(shuffled), "init": found.permutation}
+        found = ob.align(source, to=target, symmetry=symmetry, method=method, **arguments)
+    return found.model
+
+
+class _Augmented:
+    """Batches in another order and augmented anew each time they are read."""
+
+    def __init__(self, batches: list[tuple[Tensor, Tensor]]):
+        self.batches = batches
+
+    def __iter__(self):
+        for number in torch.randperm(len(self.batches)).tolist():
+            images, labels = self.batches[number]
+            yield augment(images), labels
+
+
+def _repaired(a: nn.Module, b: nn.Module, weight: float, data: list[Tensor], symmetry: ob.Symmetry) -> nn.Module:
+    mixed = copy.deepcopy(a)
+    mixed.load_state_dict(ob.interpolate([a, b], [1 - weight, weight]))
+    found = ob.repair(mixed, [a, b], data, symmetry, [1 - weight, weight], tolerance=float("inf"))
+    mixed.load_state_dict(found.state)
+    return mixed.eval()
+
+
+@torch.no_grad()
+def _measure(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, float]:
+    outputs = torch.cat([model(batch) for batch in images.split(1000)])
+    return {
+        "accuracy": float((outputs.argmax(1) == labels).float().mean()),
+        "loss": float(CRITERION(outputs, labels)),
+    }
+
+
+def draw(records: list[dict[str, Any]], folder: Path) -> None:
+    """One table: a row per recipe and method, the mean over pairs."""
+    lines = [
+        "# Deep networks by the recipes of the published results, CIFAR-10",
+        "",
+        "| network | published | method | ends | half way, plain | repaired | each pair | test barrier | seconds | pairs |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for recipe in RECIPES:
+        for method, label in METHODS.items():
+            found = [r for r in records if (r["config"]["recipe"], r["config"]["method"]) == (recipe, method)]
+            if found:
+                lines.append(_row(recipe, label, [record["result"] for record in found]))
+    machines = sorted({f"{r['machine']}, torch {r['torch']}, commit {r['commit']}" for r in records})
+    lines += ["", f"{len(records)} trials; {'; '.join(machines)}."]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "deep.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+def _row(recipe: str, label: str, results: list[dict[str, Any]]) -> str:
+    def mean(values: list[float]) -> float:
+        return sum(values) / len(values)
+
+    ends = mean([end["accuracy"] for result in results for end in result["ends"]])
+    plain, middle = ([r[key]["accuracy"] for r in results] for key in ("half way, plain", "at 0.5"))
+    barriers = []
+    for result in results:
+        first, last = (end["loss"] for end in result["ends"])
+        excess = [result[f"at {w}"]["loss"] - ((1 - w) * first + w * last) for w in (0.25, 0.5, 0.75)]
+        barriers.append(max(0.0, *excess))
+    each = ", ".join(f"{100 * value:.1f}" for value in middle)
+    seconds = mean([result["seconds"] for result in results])
+    cells = [recipe, PUBLISHED[recipe], label, f"{100 * ends:.2f}", f"{100 * mean(plain):.2f}", f"{100 * mean(middle):.2f}"]
+    return "| " + " | ".join([*cells, each, f"{mean(barriers):.3f}", f"{seconds:.0f}", str(len(results))]) + " |"
