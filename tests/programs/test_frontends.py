@@ -12,7 +12,7 @@ import onebasin as ob
 from onebasin.programs import frontends
 from onebasin.programs.calls import read_calls
 from onebasin.programs.failures import NotRecordable
-from onebasin.programs.frontends import check_recording, read_program, read_training_programs
+from onebasin.programs.frontends import check_recording, read_program, read_training_program
 from onebasin.programs.graph import FrontEnd
 from onebasin.programs.recording import record
 
@@ -144,7 +144,8 @@ def test_programs_in_train_mode():
     """Dropout is off, statistics are not updated, and the module keeps its mode."""
     model = Head().eval()
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    (program,) = read_training_programs(model, [call_of(torch.rand(3, 4))])
+    call = call_of(torch.rand(3, 4))
+    program = read_training_program(model, call, record(model, call))
     assert program.training
     assert not program.is_random
     assert "auxiliary.weight" in program.reads
@@ -154,10 +155,22 @@ def test_programs_in_train_mode():
 
 
 def test_a_single_sample_is_enough_for_a_norm_in_train_mode():
-    (program,) = read_training_programs(Head(), [call_of(torch.rand(1, 4))])
+    model, call = Head(), call_of(torch.rand(1, 4))
+    program = read_training_program(model, call, record(model, call))
     assert len(program.given["x"]) == 2
 
 
-def test_what_cannot_be_recorded_in_train_mode_is_left_out():
+def test_what_cannot_be_recorded_in_train_mode_is_reported():
     model = two_layers(lambda self, x: self.last(self.first(x)) if not self.training else x.sum().item())
-    assert not list(read_training_programs(model, [call_of(torch.rand(3, 4))]))
+    call = call_of(torch.rand(3, 4))
+    with pytest.raises(NotRecordable, match="item"):
+        read_training_program(model, call, record(model, call))
+    symmetry = ob.symmetry(model, call.args[0])
+    assert len(symmetry.groups) == 1
+    assert "train mode could not be traced, and may have less symmetry" in str(symmetry)
+
+
+def test_modes_that_differ_in_dropout_and_statistics_alone_are_one_program():
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.MultiheadAttention(8, 2).out_proj)
+    call = call_of(torch.rand(3, 4))
+    assert read_training_program(model, call, record(model, call)) is None

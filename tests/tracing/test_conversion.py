@@ -8,7 +8,8 @@ import onebasin as ob
 from onebasin.symmetries import Pin
 from onebasin.tensors.states import find_ties
 from onebasin.tracing.axes.terms import Atom
-from onebasin.tracing.conversion import find_unreached, pin_groups, to_symmetry
+from onebasin.tracing.axes.unification import pin
+from onebasin.tracing.conversion import find_unreached, to_symmetry
 from onebasin.tracing.trace import Trace
 
 
@@ -50,7 +51,7 @@ def test_a_trace_without_operations():
     assert find_unreached(trace, model) == ("bias",)
     symmetry = to_symmetry(trace, model, [])
     assert {name: group.size for name, group in symmetry.groups.items()} == {"weight": 8, "weight:2": 4}
-    pin_groups(trace, model, ["weight"], Pin("for a test"))
+    pin(trace.state["weight"][0], Pin("for a test"))
     symmetry = to_symmetry(trace, model, [])
     assert [group.size for group in symmetry.groups.values()] == [4]
     assert symmetry.pinned["weight", 0] == Pin("for a test")

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import onebasin as ob
-from onebasin.programs.frontends import read_training_programs
+from onebasin.programs.recording import record
 from onebasin.tracing.rules import RULES
 from onebasin.tracing.trace import NotCovered, Trace
 from onebasin.tracing.walk import walk
@@ -52,7 +52,7 @@ def test_what_a_rule_does_not_cover_is_pinned_with_the_reason(monkeypatch):
 
 def test_rules_can_be_given():
     trace = Trace()
-    (program,) = read_training_programs(relu_network(), [call_of(torch.rand(3, 4))])
+    program = record(relu_network(), call_of(torch.rand(3, 4)), training=True)
     walk(program, trace, rules={})
     assert all(atom.pin for axes in trace.state.values() for atom in axes)
 

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
+from torch.fx.node import map_arg
 
-from onebasin.programs.calls import Call, derive_calls
+from onebasin.programs.calls import Call
+from onebasin.programs.derivation import Limits, enlarge, find_limits
 from onebasin.programs.exporting import export
 from onebasin.programs.failures import NotExportable, NotRecordable, SwallowedError, describe_error, explain_failure
 from onebasin.programs.graph import Program, ReplayError
 from onebasin.programs.isolation import UnfusedAttention, isolated, run_module
-from onebasin.programs.noise import disable_dropout
+from onebasin.programs.noise import MODE_ARGUMENTS, disable_dropout
 from onebasin.programs.precision import STATISTICS_NORMS, Float64, compute_in_float64, compute_on_copies, promote
 from onebasin.programs.recording import record
-from onebasin.programs.shapes import iterate_leaves
+from onebasin.programs.shapes import bind_arguments, iterate_leaves
 from onebasin.tensors.seeding import seeded
 from onebasin.tensors.states import read_state
-from onebasin.torch_internals import tree_leaves
+from onebasin.torch_internals import find_schema, tree_leaves
 
 
 def read_program(model: nn.Module, call: Call, check: bool = True) -> Program:
@@ -37,7 +40,10 @@ def read_program(model: nn.Module, call: Call, check: bool = True) -> Program:
         ValueError: if the inputs do not fit the model, or its control flow depends on values.
     """
     try:
-        return _record_and_check(model, call, check)
+        program = record(model, call)
+        if check:
+            check_recording(program, model, call)
+        return program
     except SwallowedError as error:
         raise ValueError(explain_failure(model, error)) from error
     except NotRecordable as error:
@@ -48,27 +54,55 @@ def read_program(model: nn.Module, call: Call, check: bool = True) -> Program:
         raise ValueError(explain_failure(model, reason, error)) from error
 
 
-def read_training_programs(model: nn.Module, calls: Iterable[Call], check: bool = True) -> Iterator[Program]:
-    """Read the operations of calls in train mode, with dropout off; calls that cannot be recorded are left out.
+def read_resized_program(
+    model: nn.Module, call: Call, program: Program, resize: Callable[[Call, Limits], Iterable[Call]]
+) -> Program | None:
+    """Read the operations of a call at other sizes of its inputs: `enlarge` or `reduce`; None if the module takes none.
+
+    None too if the module does not read sizes: then its operations are the same at all of them. The recording is not
+    checked: it only adds to what the program requires.
+    """
+    for candidate in resize(call, find_limits(program)) if program.reads_sizes else ():
+        try:
+            if program.front_end.name == "export":
+                return export(model, candidate, program.front_end.reason)
+            return record(model, candidate)
+        except (NotRecordable, NotExportable):
+            continue
+    return None
+
+
+def read_training_program(model: nn.Module, call: Call, program: Program) -> Program | None:
+    """Read the operations of a call in train mode, with dropout off; None if they are those of its program in eval mode.
 
     Norms refuse a single value per channel in train mode, so a call that fails is tried with one more sample.
+
+    Raises:
+        NotRecordable: if it cannot be recorded.
     """
-    for call in calls:
-        for candidate in itertools.chain([call], derive_calls(call)):
-            try:
-                program = _record_and_check(model, candidate, check, training=True)
-            except NotRecordable:
-                continue
-            disable_dropout(program.graph)
-            yield replace(program)
-            break
+    failure: NotRecordable | None = None
+    for candidate in itertools.chain([call], enlarge(call)):
+        try:
+            found = record(model, candidate, training=True)
+        except NotRecordable as error:
+            failure = failure or error
+            continue
+        disable_dropout(found.graph)
+        return None if _list_operations(found) == _list_operations(program) else replace(found)
+    assert failure is not None
+    raise failure
 
 
-def _record_and_check(model: nn.Module, call: Call, check: bool, training: bool = False) -> Program:
-    program = record(model, call, training)
-    if check:
-        check_recording(program, model, call)
-    return program
+def _list_operations(program: Program) -> list[Any]:
+    """The operations and their arguments, in a form that does not depend on dropout and on whose statistics norms use."""
+    numbers: dict[Node, Any] = {}
+    found = []
+    for node in program.graph.nodes:
+        numbers[node] = program.inputs.get(node.name, len(numbers))
+        arguments = bind_arguments(node) if find_schema(node.target) is not None else {"args": node.args}
+        kept = {name: value for name, value in arguments.items() if name not in MODE_ARGUMENTS}
+        found.append((node.target if node.op == "call_function" else node.op, repr(map_arg(kept, numbers.__getitem__))))
+    return found
 
 
 def check_recording(program: Program, model: nn.Module, call: Call) -> None:

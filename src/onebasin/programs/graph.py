@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from onebasin.programs.failures import describe_error
 from onebasin.programs.isolation import LOCK
 from onebasin.programs.noise import draws_numbers
 from onebasin.tensors.seeding import seeded
@@ -87,6 +88,7 @@ class Program:
         state: Mapping[str, Tensor],
         compute: Callable[[Any, Any, Any], Any] = lambda operation, args, kwargs: operation(*args, **kwargs),
         convert: Callable[[Any], Any] = lambda value: value,
+        given: Sequence[Mapping[str, Any]] = (),
     ) -> list[Tensor]:
         """Replay the call with another state, without gradients, and return the tensors that it returns.
 
@@ -94,29 +96,30 @@ class Program:
             state: its tensors are read where they are used, so only a few of a lazy state are held at a time.
             compute: runs an operation.
             convert: is applied to every tensor that is read.
+            given: replay the call for each of these, in place of the values that the program was given; what all of them
+                return comes in one list. A tensor of the state is read once for all.
 
         Raises:
             ReplayError: if an operation fails.
         """
-        values: dict[Node, Any] = {}
-
-        def read(node: Node) -> Any:
-            return convert(state[self.keys[node.name]]) if node.name in self.keys else values[node]
-
+        replays: list[dict[Node, Any]] = [{} for _ in given or [self.given]]
         with torch.no_grad(), _same_numbers() if self.is_random else contextlib.nullcontext():
             for node in self.graph.nodes:
-                if node.op == "placeholder":
-                    values[node] = convert(self.given.get(node.name))
-                elif node.op == "output":
-                    return [value for value in tree_leaves(map_arg(node.args, read)) if isinstance(value, Tensor)]
-                else:
-                    args, kwargs = map_arg((node.args, node.kwargs), read)
+                read = {n: convert(state[self.keys[n.name]]) for n in node.all_input_nodes if n.name in self.keys}
+                if node.op == "output":
+                    found = [map_arg(node.args, (values | read).__getitem__) for values in replays]
+                    return [value for value in tree_leaves(found) if isinstance(value, Tensor)]
+                for values, inputs in zip(replays, given or [self.given], strict=True):
+                    if node.op == "placeholder":
+                        values[node] = convert(inputs.get(node.name))
+                        continue
+                    args, kwargs = map_arg((node.args, node.kwargs), lambda n, v=values, r=read: r[n] if n in r else v[n])
                     try:
                         values[node] = compute(node.target, args, kwargs)
                     except Exception as error:
-                        raise ReplayError(f"{node.target} failed: {error}") from error
-                for dead in self._last_reads.get(node, ()):
-                    del values[dead]
+                        raise ReplayError(f"{node.target} failed: {describe_error(error)}") from error
+                    for dead in self._last_reads.get(node, ()):
+                        del values[dead]
         raise AssertionError("a graph without an output")
 
 

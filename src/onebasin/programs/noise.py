@@ -13,6 +13,8 @@ from onebasin.torch_internals import find_schema
 
 _OFF = {"train": False, "training": False, "dropout_p": 0.0}
 """Arguments of dropout, attention and recurrent layers, with the values that draw nothing."""
+MODE_ARGUMENTS = _OFF.keys()
+"""Arguments by which layers of PyTorch tell an operation whether they are in train mode."""
 
 
 @functools.cache

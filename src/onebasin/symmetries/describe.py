@@ -22,6 +22,7 @@ def describe(symmetry: Structure) -> str:
         lines += ["", *_columns(rows)]
     reasons = dict.fromkeys(front_end.reason for front_end in symmetry.front_ends if front_end.name == "export")
     lines += [line for reason in reasons for line in ("", f"exported, because it could not be recorded: {reason}")]
+    lines += [line for limit in symmetry.limits for line in ("", limit)]
     if symmetry.unreached:
         lines += ["", f"never used by these calls, left alone: {_shorten(symmetry.unreached)}"]
     return "\n".join(lines)

@@ -75,6 +75,7 @@ class Structure:
         num_free: how many of those can move.
         is_traced: whether it was found by tracing, which verifies it, or written by hand.
         front_ends: what made the program of each call and, if it was exported, why it was not recorded.
+        limits: what could not be traced, in words.
     """
 
     groups: Mapping[str, Group]
@@ -87,6 +88,7 @@ class Structure:
     num_free: int = 0
     is_traced: bool = False
     front_ends: tuple[FrontEnd, ...] = ()
+    limits: tuple[str, ...] = ()
 
     @functools.cached_property
     def parents(self) -> dict[str, tuple[str, ...]]:

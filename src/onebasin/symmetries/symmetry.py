@@ -95,6 +95,15 @@ class Symmetry(Structure):
         """A uniformly random permutation."""
         return self._make(lambda shape: torch.rand(shape, generator=generator).argsort(dim=-1))
 
+    def random_cycles(self, generator: torch.Generator | None = None) -> Permutation:
+        """A random permutation that moves every unit: each group, or member of a family, in a single cycle."""
+
+        def draw(shape: tuple[int, ...]) -> Tensor:
+            order = torch.rand(shape, generator=generator).argsort(dim=-1)
+            return torch.empty_like(order).scatter_(-1, order, order.roll(1, -1))
+
+        return self._make(draw)
+
     def _make(self, draw: Callable[[tuple[int, ...]], Tensor]) -> Permutation:
         sizes = self.sizes
         if not all(sizes.values()):

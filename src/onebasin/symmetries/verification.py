@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 
-from onebasin.programs.calls import Call, derive_calls, read_calls
+from onebasin.programs.calls import Call, read_calls
+from onebasin.programs.derivation import draw_inputs, perturb_inputs
 from onebasin.programs.failures import describe_error
 from onebasin.programs.frontends import read_program
 from onebasin.programs.graph import Program, ReplayError
 from onebasin.programs.isolation import UnfusedAttention, isolated, quiet, run_module
 from onebasin.programs.precision import Float64, compute_in_float64, promote
+from onebasin.symmetries.agreement import JITTER, amplification, is_close, relative_difference
 from onebasin.symmetries.structure import Group
 from onebasin.tensors.seeding import seeded
 from onebasin.tensors.states import LazyState, State, Ties, find_ties, read_state
@@ -62,6 +64,10 @@ class Verifiable(Protocol):
         """A random element."""
         ...
 
+    def random_cycles(self, generator: torch.Generator | None = None) -> Element:
+        """A random element that moves every unit."""
+        ...
+
 
 def verify(symmetry: Verifiable, model: nn.Module, example_inputs: Any, tolerance: float = 1e-9) -> float:
     """Check a symmetry on a model's own weights; see `Symmetry.verify`."""
@@ -80,61 +86,50 @@ def verify(symmetry: Verifiable, model: nn.Module, example_inputs: Any, toleranc
 
 
 def verify_programs(
-    symmetry: Verifiable,
-    programs: Sequence[Program],
-    state: State,
-    tolerance: float = 1e-9,
+    symmetry: Verifiable, programs: Sequence[Program], state: State, tolerance: float = 1e-9, draw: bool = True
 ) -> float:
-    """Check a symmetry on random parameters and norm statistics: fresh norms and zero gates would hide errors."""
-    functions = list(map(_of_program, programs))
-    for scale in _SCALES:
-        randomised = _randomise(symmetry, state, _find_buffers(programs), scale)
-        try:
-            return max((_check(symmetry, f, randomised, "random weights", tolerance) for f in functions), default=0.0)
-        except Unstable:
-            if scale == _SCALES[-1]:
-                raise
-    raise AssertionError
+    """Check a symmetry on random parameters and norm statistics: fresh norms and zero gates would hide errors.
 
+    Args:
+        symmetry: what is checked.
+        programs: calls of the model.
+        state: the model's, for the shapes; where the model is not defined at random weights, its own are perturbed.
+        tolerance: the largest difference of an entry of the outputs, relative to the entry.
+        draw: run each call at random inputs too; a large model at random inputs alone.
 
-def find_guilty_groups(
-    symmetry: Verifiable, model: nn.Module, call: Call, programs: Sequence[Program], state: State, tolerance: float = 1e-9
-) -> list[str]:
-    """Find the groups whose permutation changes what a module returns on random weights, at other sizes of the inputs.
-
-    Nothing is found if the module takes no other sizes, or if its outputs are not finite or amplify rounding errors there.
+    Returns:
+        The largest difference, relative to the largest output.
 
     Raises:
-        ValueError: if several groups together change it, but none of them alone.
+        Different: naming the group to blame.
+        CannotVerify: if the model fails, or returns no numbers, at all weights that were tried.
     """
-    max_trials = 4 if min((group.size for group in symmetry.groups.values()), default=0) < 4 else 1
+    buffers = _find_buffers(programs)
+    states = [functools.partial(_randomise, symmetry, state, buffers, scale) for scale in _SCALES]
+    functions = [list(_functions_of(program, draw, state.num_entries > MAX_ENTRIES)) for program in programs]
+    return max((_check_first(symmetry, some, states, tolerance) for some in functions), default=0.0)
 
-    def find(function: Function) -> Different | None:
-        for scale in _SCALES:
-            randomised = _randomise(symmetry, state, _find_buffers(programs), scale)
-            try:
-                _check(symmetry, function, randomised, _OTHER_SIZES, tolerance, max_trials)
-                return None
-            except Unstable:
-                continue
-            except Different as error:
-                return error
-        return None
 
-    for derived in derive_calls(call):
+def _functions_of(program: Program, draw: bool, is_large: bool) -> Iterator[Function]:
+    """The function of a program at drawn inputs, at perturbed ones and at its own. The first that can be run says most."""
+    if draw and any(kind == InputKind.USER_INPUT for kind, _ in program.inputs.values()):
+        for given in (draw_inputs(program), perturb_inputs(program)):
+            yield _of_program(program, [given] if is_large else [program.given, given])
+    yield _of_program(program)
+
+
+def _check_first(
+    symmetry: Verifiable, functions: Sequence[Function], states: Sequence[Callable[[], LazyState]], tolerance: float
+) -> float:
+    """Check one function at the first state where it can be verified."""
+    failure: CannotVerify | None = None
+    for function, make_state in itertools.product(functions, states):
         try:
-            with isolated(model, derived) as snapshot, snapshot.restoring_values():
-                difference = find(_of_module(model, derived))
-        except CannotVerify:
-            continue
-        if difference is not None:
-            # A module may also keep its parameters where they cannot be replaced, such as in a list. A program does not.
-            with contextlib.suppress(ValueError):
-                difference = find(_of_program(read_program(model, derived)))
-        if difference is not None and not difference.guilty:
-            raise difference
-        return difference.guilty if difference is not None else []
-    return []
+            return _check(symmetry, function, make_state(), "random weights", tolerance)
+        except CannotVerify as error:
+            failure = error
+    assert failure is not None
+    raise failure
 
 
 def _find_buffers(programs: Sequence[Program]) -> set[str]:
@@ -171,12 +166,15 @@ def compare(
         model.load_state_dict(state)
         with isolated(model, calls[0]):
             outputs.append([_of_module(model, call)(read_state(model).load()) for call in calls])
-    return max((_difference(*pair) for pair in zip(*outputs, strict=True)), default=0.0)
+    return max((relative_difference(*pair) for pair in zip(*outputs, strict=True)), default=0.0)
 
 
-_SCALES = [5 * 0.6**attempt for attempt in range(4)]
-"""Of random weights. The next one is tried if the network amplifies rounding errors."""
-_OTHER_SIZES = "random weights at another batch size or sequence length"
+MAX_ENTRIES = 10**7
+"""Of the state of a small model. Larger ones are run at as few inputs as possible."""
+_SCALES = [*(5 * 0.6**attempt for attempt in range(4)), None]
+"""Of random weights; None perturbs the model's own. The next one is tried if the network amplifies rounding errors."""
+_MAX_AMPLIFICATION = 1e5
+"""Of rounding errors. Beyond it they cannot be told from a wrong symmetry."""
 
 
 class CannotVerify(ValueError):
@@ -199,8 +197,8 @@ class Different(ValueError):
         self.guilty = guilty
 
 
-def _of_program(program: Program) -> Function:
-    return lambda state: program.run(state, compute_in_float64, promote)
+def _of_program(program: Program, given: Sequence[Mapping[str, Any]] = ()) -> Function:
+    return lambda state: program.run(state, compute_in_float64, promote, given)
 
 
 def _of_module(model: nn.Module, call: Call) -> Function:
@@ -221,33 +219,34 @@ def _of_module(model: nn.Module, call: Call) -> Function:
 
 
 @quiet()  # apply warns of unreached parameters
-def _check(
-    symmetry: Verifiable, function: Function, state: LazyState, what: str, tolerance: float, max_trials: int = 8
-) -> float:
+def _check(symmetry: Verifiable, function: Function, state: LazyState, what: str, tolerance: float) -> float:
     try:
         expected = function(state)
     except (ReplayError, CannotVerify) as error:
         raise CannotVerify(f"cannot run the model on {what} with these example inputs: {error}") from error
-    if not all(bool(torch.isfinite(e).all()) for e in expected if e.is_floating_point()):
-        raise CannotVerify(f"cannot verify on {what}: the model's output is not finite there; trace with verify=False")
+    if any(value.numel() and bool(value.isnan().all()) for value in expected):
+        raise CannotVerify(f"cannot verify on {what}: an output is not a number there; give inputs where it is defined")
     generator = torch.Generator().manual_seed(0)
-    worst = 0.0
-    for _ in range(min(max_trials, _num_trials(symmetry, state))):
-        permutation = symmetry.random(generator)
-        error = _difference(expected, function(permutation.apply(state)))
-        worst = max(worst, error)
-        if error <= tolerance:
+    worst, noise = 0.0, None
+    for trial in range(_num_trials(symmetry, state)):
+        permutation = symmetry.random(generator) if trial else symmetry.random_cycles(generator)
+        found = function(permutation.apply(state))
+        worst = max(worst, relative_difference(expected, found))
+        if is_close(expected, found, tolerance):
             continue
-        if error < 1e4 * _difference(expected, function(_jitter(state, generator))):
-            raise Unstable(f"cannot verify on {what}: the model amplifies rounding errors there to {error:.1e} (relative)")
+        noise = noise or function(_jitter(state, generator))
+        if (factor := amplification(expected, noise)) > _MAX_AMPLIFICATION:
+            raise Unstable(f"cannot verify on {what}: the model amplifies rounding errors there {factor:.0e} times")
+        if is_close(expected, found, tolerance, noise):
+            continue
         guilty = [
             name
             for name in symmetry.groups
-            if _difference(expected, function(permutation.only(name).apply(state))) > tolerance
+            if not is_close(expected, function(permutation.only(name).apply(state)), tolerance, noise)
         ]
         blame = ", ".join(map(repr, guilty)) or "no single group, but several together"
         raise Different(
-            f"permuting changes the function on {what} by {error:.1e} (relative): {blame}. "
+            f"permuting changes the function on {what} by {relative_difference(expected, found):.1e} (relative): {blame}. "
             "Written by hand, the symmetry claims too much; if it was traced, please report this network.",
             guilty,
         )
@@ -255,36 +254,23 @@ def _check(
 
 
 def _num_trials(symmetry: Verifiable, state: State) -> int:
-    """A permutation of few units can be the identity by chance: the smaller the groups, the more are tried.
+    """So many that two groups of the smallest size are not permuted alike every time, but for one in a thousand networks.
 
     Large networks, where a trial takes long and groups that small are rare, are tried once or twice.
     """
-    if min((group.size for group in symmetry.groups.values()), default=0) > 6:
-        return 1
-    return 8 if state.num_entries < 10**6 else 2
+    smallest = min((group.size for group in symmetry.groups.values()), default=7)
+    trials = 1 if smallest > 6 else math.ceil(math.log(1000) / math.lgamma(smallest + 1)) if smallest > 1 else 1
+    return min(trials, 2 if state.num_entries > MAX_ENTRIES else 8)
 
 
 def _jitter(state: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
     """Every number off by about its last digit: what rounding alone can do."""
     return {
-        key: value.double() * (1 + 4e-16 * torch.randn(value.shape, generator=generator).to(value.device, torch.float64))
+        key: value.double() * (1 + JITTER * torch.randn(value.shape, generator=generator).to(value.device, torch.float64))
         if value.is_floating_point()
         else value
         for key, value in state.items()
     }
-
-
-def _difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
-    """The largest difference of two lists of outputs, each relative to its own size; integers must be equal."""
-    worst = 0.0
-    for e, f in zip(expected, found, strict=True):
-        if not e.is_floating_point():
-            worst = max(worst, 0.0 if torch.equal(e, f) else float("inf"))
-        elif e.numel():
-            scale = float(e.abs().max())
-            error = float((e - f).abs().max()) / scale if scale else float(f.abs().max())
-            worst = max(worst, error if error == error else float("inf"))
-    return worst
 
 
 # Drawing a number takes longer than all else that is done with it, so a block of them is repeated. Its length is a prime:
@@ -298,8 +284,8 @@ def _draw(device: torch.device, low: float, high: float) -> Tensor:
     return (drawn * (high - low) + low).to(device)
 
 
-def _randomise(symmetry: Verifiable, state: State, buffers: set[str], scale: float) -> LazyState:
-    """Weights at a scale that neither vanishes nor explodes with depth; buffers perturbed, variances kept positive.
+def _randomise(symmetry: Verifiable, state: State, buffers: set[str], scale: float | None) -> LazyState:
+    """Weights at a scale that neither vanishes nor explodes with depth, or perturbed; buffers perturbed, variances positive.
 
     They are made where they are read, in float32: a second model is never held, and what is permuted is half as large.
     """
@@ -319,7 +305,7 @@ def _randomise(symmetry: Verifiable, state: State, buffers: set[str], scale: flo
         value, start = state[key], starts[key]
         if not value.is_floating_point() or key in symmetry.unreached:
             return value
-        if key in buffers:
+        if key in buffers or scale is None:
             return value.float() * uniform(value, start, 0.5, 1.5) + uniform(value, start + _NUM_DRAWN // 2, 0.0, 0.1)
         if value.dim() < 2:
             return uniform(value, start, 0.5, 1.5)

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
 from onebasin.programs.calls import Call, read_calls
-from onebasin.programs.frontends import read_program, read_training_programs
+from onebasin.programs.derivation import enlarge, reduce
+from onebasin.programs.failures import NotRecordable
+from onebasin.programs.frontends import read_program, read_resized_program, read_training_program
 from onebasin.programs.graph import Program
-from onebasin.symmetries import Pin, Symmetry
-from onebasin.symmetries.verification import CannotVerify, find_guilty_groups, verify_programs
-from onebasin.tensors.states import State, find_ties, read_state
+from onebasin.symmetries import Symmetry
+from onebasin.symmetries.verification import MAX_ENTRIES, CannotVerify, verify_programs
+from onebasin.tensors.states import find_ties, read_state
 from onebasin.tracing.axes.terms import forget_normal_forms
-from onebasin.tracing.conversion import find_unreached, pin_groups, to_symmetry
+from onebasin.tracing.conversion import to_symmetry
 from onebasin.tracing.trace import Trace
 from onebasin.tracing.walk import walk
-
-MAX_ENTRIES = 10**7
-"""Models with more parameters are not run at other sizes of the inputs: that would take as long as the trace itself."""
 
 
 def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True) -> Symmetry:
@@ -29,9 +29,9 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True) -> Symm
     The model is traced once for each call, in eval mode, and left as it was. An operation that no rule covers pins what it
     touches, so a symmetry may be missed but is never invented. The result is checked on random parameters in float64.
 
-    It holds for these calls. If they leave parameters unused, the calls are traced in train mode as well. A model of up to
-    ten million parameters that reads the sizes of tensors is also run at another batch size and sequence length: groups that
-    change the function there are pinned. Other threads must not use the model meanwhile.
+    It holds for these calls at all values of their inputs, and for the same calls with one more sample and position and with
+    single ones, where the model takes them. What train mode requires is added, or `limits` says that it could not be traced.
+    Other threads must not use the model meanwhile.
 
     Args:
         model: any module, on any device (on the meta device only shapes are read, and nothing can be verified).
@@ -53,49 +53,84 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True) -> Symm
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
     calls, state = read_calls(example_inputs), read_state(model)
-    trace, programs = _walk_calls(model, calls, check=verify)
-    result = to_symmetry(trace, model, programs)
+    result, programs = _trace(model, calls, check=verify)
     if verify and state.device.type != "meta":
-        verify_programs(result, [program for program in programs if not program.training], state)
-        training = [program for program in programs if program.training]
-        with contextlib.suppress(CannotVerify):  # statistics of few samples amplify rounding errors
-            verify_programs(result, training, state)
-        if result.groups and state.num_entries <= MAX_ENTRIES:
-            result = _check_other_sizes(result, trace, model, calls, programs, state)
-    forget_normal_forms()
+        verify_programs(result, programs.given, state)
+        for program in (*(programs.resized if state.num_entries <= MAX_ENTRIES else ()), *programs.training):
+            with contextlib.suppress(CannotVerify):  # statistics of few samples amplify rounding errors
+                verify_programs(result, [program], state, draw=False)
     result.warn_of_unreached(stacklevel=2)
     return result
 
 
 def trace_calls(model: nn.Module, calls: Sequence[Call], check: bool = True) -> tuple[Symmetry, list[Program]]:
-    """The symmetry of a model under these calls, not verified, and the programs it was found from."""
-    trace, programs = _walk_calls(model, calls, check)
-    result = to_symmetry(trace, model, programs)
-    forget_normal_forms()
-    return result, programs
+    """The symmetry of a model under these calls, not verified, and the programs of the calls that it was found from."""
+    result, programs = _trace(model, calls, check)
+    return result, programs.given
 
 
-def _walk_calls(model: nn.Module, calls: Sequence[Call], check: bool) -> tuple[Trace, list[Program]]:
+@dataclass
+class _Programs:
+    """The programs that a symmetry is found from: of the calls as given, at other sizes, and in train mode."""
+
+    given: list[Program]
+    resized: list[Program] = field(default_factory=list)
+    training: list[Program] = field(default_factory=list)
+
+
+def _trace(model: nn.Module, calls: Sequence[Call], check: bool) -> tuple[Symmetry, _Programs]:
+    programs = _Programs([read_program(model, call, check) for call in calls])
+    pairs = list(zip(calls, programs.given, strict=True))
     trace = Trace(find_ties(model))
-    programs = [read_program(model, call, check) for call in calls]
-    for program in programs:
+    for program in programs.given:
         walk(program, trace)
-    unreached = find_unreached(trace, model)
-    for program in read_training_programs(model, calls, check) if unreached else ():
-        if not program.reads.isdisjoint(unreached):
-            walk(program, trace)
-            programs.append(program)
-    return trace, programs
+    result = to_symmetry(trace, model, programs.given)
+    for resize in (enlarge, reduce):
+        resized = [read_resized_program(model, call, program, resize) for call, program in pairs]
+        programs.resized += [program for program in resized if program is not None]
+        result = _add_calls(result, trace, model, programs.given, resized)
+    training, limits = _read_training_programs(model, pairs, result.unreached)
+    programs.training += [program for program in training if program is not None]
+    result = _add_calls(result, trace, model, programs.given, training)
+    forget_normal_forms()
+    front_ends = (*result.front_ends, *(program.front_end for program in programs.training))
+    return replace(result, front_ends=front_ends, limits=limits), programs
 
 
-def _check_other_sizes(
-    result: Symmetry, trace: Trace, model: nn.Module, calls: Sequence[Call], programs: Sequence[Program], state: State
+def _add_calls(
+    result: Symmetry, trace: Trace, model: nn.Module, given: Sequence[Program], others: Sequence[Program | None]
 ) -> Symmetry:
-    """Pin the groups that change the function at another batch size or sequence length, if the module reads sizes at all."""
-    sized = [call for call, program in zip(calls, programs, strict=False) if program.reads_sizes]
-    for call in sized:
-        while guilty := find_guilty_groups(result, model, call, programs, state):
-            reason = Pin("permuting it changes the function at another batch size or sequence length")
-            pin_groups(trace, model, guilty, reason)
-            result = to_symmetry(trace, model, programs)
-    return result
+    """The symmetry of a trace and of variants of its calls; None stands for a variant that is not known.
+
+    A trace of both may find less than each of them alone, so the variants are added only if they do not agree.
+    """
+    if not any(others):
+        return result
+    alone = Trace(trace.ties)
+    for program, other in zip(given, others, strict=True):
+        walk(other or program, alone, with_sites=False)
+    found = to_symmetry(alone, model, given)
+    if (found.groups, found.layouts, found.unreached) == (result.groups, result.layouts, result.unreached):
+        return result
+    for other in filter(None, others):
+        walk(other, trace, with_sites=False)
+    return to_symmetry(trace, model, given)
+
+
+def _read_training_programs(
+    model: nn.Module, pairs: Sequence[tuple[Call, Program]], unreached: Collection[str]
+) -> tuple[list[Program | None], tuple[str, ...]]:
+    """The programs in train mode that differ from those in eval mode, and what could not be traced, in words."""
+    found: list[Program | None] = []
+    limits: dict[str, None] = {}
+    for call, program in pairs:
+        try:
+            training = read_training_program(model, call, program)
+        except NotRecordable as error:
+            training, reason = None, f"train mode could not be traced, and may have less symmetry: {error}"
+            limits[reason] = None
+        if training is not None and training.is_random and training.reads.isdisjoint(unreached):
+            training = None
+            limits["train mode draws random numbers of its own, and was not traced"] = None
+        found.append(training)
+    return found, tuple(limits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import reduce
 
 from torch import nn
@@ -16,7 +16,7 @@ from onebasin.symmetries.layout import names as names_in
 from onebasin.tensors.states import read_state
 from onebasin.tracing.axes.scopes import solve_scopes
 from onebasin.tracing.axes.terms import Atom, AxisTerm, Piecewise, leaves, parents_of, resolve
-from onebasin.tracing.axes.unification import join, pin
+from onebasin.tracing.axes.unification import join
 from onebasin.tracing.trace import Trace
 
 _INTERLEAVED = Pin("interleaved segments are treated alike")
@@ -58,13 +58,6 @@ def find_unreached(trace: Trace, model: nn.Module) -> tuple[str, ...]:
     """The parameters that no operation reads."""
     keys = [key for key, _ in model.named_parameters(remove_duplicate=False)]
     return tuple(key for key in keys if trace.aliases.get(key, key) not in trace.reached)
-
-
-def pin_groups(trace: Trace, model: nn.Module, groups: Collection[str], reason: Pin) -> None:
-    """Fix groups that `to_symmetry` has named."""
-    for atom, name in _name_groups(trace, read_state(model).shapes).items():
-        if name in groups:
-            pin(atom, reason)
 
 
 def _solve(trace: Trace) -> None:

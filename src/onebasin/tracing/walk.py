@@ -27,9 +27,16 @@ WEIGHT_OPERATIONS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsu
 """Operations whose output channels follow from their operands. Rules of other operations add theirs to `Trace.units`."""
 
 
-def walk(program: Program, trace: Trace, rules: Mapping[str, Rule] = RULES) -> None:
-    """Apply the rules to the operations of a program, in order, and add what they require to the trace."""
-    _Walk(program, trace, rules).run()
+def walk(program: Program, trace: Trace, rules: Mapping[str, Rule] = RULES, with_sites: bool = True) -> None:
+    """Apply the rules to the operations of a program, in order, and add what they require to the trace.
+
+    Args:
+        program: the operations.
+        trace: what was found so far.
+        rules: by the name of the operation.
+        with_sites: add the results of modules too, where activations can be compared.
+    """
+    _Walk(program, trace, rules, with_sites).run()
 
 
 @dataclass
@@ -37,6 +44,7 @@ class _Walk:
     program: Program
     trace: Trace
     rules: Mapping[str, Rule]
+    with_sites: bool
     values: dict[Node, Any] = field(default_factory=dict)  # axes of a tensor, a list of those, or any other argument
     weights: set[Node] = field(default_factory=set)  # parameters, and what is computed from parameters alone
 
@@ -60,7 +68,7 @@ class _Walk:
                 self._pin_outputs(node)
             else:
                 self.values[node] = None
-        if not self.program.training:  # activations are compared in eval mode
+        if self.with_sites:
             results.finish()
             self.trace.modules += results.found
 

@@ -1,0 +1,151 @@
+"""Calls derived from one call: at other values of its inputs, and at other batch sizes and lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+
+from onebasin.programs.calls import Call
+from onebasin.programs.graph import Program
+from onebasin.programs.shapes import bind_arguments
+from onebasin.torch_internals import find_schema, tree_map
+
+Limits = Mapping[int, int]
+"""For the identity of an input that holds indices, how many values are valid."""
+
+
+def enlarge(call: Call, limits: Limits | None = None) -> Iterator[Call]:
+    """Calls with one more sample and one more position of each sequence: all of them, then each alone.
+
+    The sizes are the batch (the first axis) and the lengths of sequences: the second axis of indices (batch, length) and of
+    features (batch, length, width). All values are drawn: equal ones would hide differences.
+    """
+    sizes = _find_sizes(call)
+    for some in ([sizes] if len(sizes) > 1 else []) + [[size] for size in sizes]:
+        yield _resize(call, {size: size[1] + 1 for size in some}, limits or {})
+
+
+def reduce(call: Call, limits: Limits | None = None) -> Iterator[Call]:
+    """Calls with a single sample and sequences of a single position: all of them, then each alone."""
+    sizes = [(axis, extent) for axis, extent in _find_sizes(call) if extent > 1]
+    for some in ([sizes] if len(sizes) > 1 else []) + [[size] for size in sizes]:
+        yield _resize(call, dict.fromkeys(some, 1), limits or {})
+
+
+def draw_inputs(program: Program) -> dict[str, Any]:
+    """The values that a program is given, with those of the call drawn at random."""
+    limits, generator = find_limits(program), torch.Generator().manual_seed(0)
+    return {
+        name: _draw(value, limits.get(id(value)), generator) if _is_input(program, name) else value
+        for name, value in program.given.items()
+    }
+
+
+def perturb_inputs(program: Program) -> dict[str, Any]:
+    """The values that a program is given, with floating ones of the call up to half smaller or larger."""
+    generator = torch.Generator().manual_seed(0)
+
+    def perturb(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        return value * (0.5 + torch.rand(value.shape, generator=generator)).to(value)
+
+    return {name: perturb(value) if _is_input(program, name) else value for name, value in program.given.items()}
+
+
+def find_limits(program: Program) -> dict[int, int]:
+    """How many values are valid for each input whose values are indices: the rows of the smallest table that they index."""
+    found: dict[int, int] = {}
+    for node in program.graph.nodes:
+        value = program.given.get(node.name)
+        is_index = node.op == "placeholder" and _is_input(program, node.name) and _is_index(value)
+        if is_index and (rows := list(_find_rows(node))):
+            found[id(value)] = min(rows)
+    return found
+
+
+_KEEPING_VALUES = {
+    *("view", "reshape", "flatten", "unsqueeze", "squeeze", "expand", "transpose", "permute", "contiguous", "clone", "to"),
+    *("slice", "select", "detach", "alias", "_to_copy", "unflatten", "t", "expand_as", "view_as", "long", "int"),
+}
+
+
+def _find_rows(node: Node) -> Iterator[int]:
+    """The sizes of the axes that a node, or the same values in another shape, is an index of."""
+    for user in node.users:
+        schema = find_schema(user.target)
+        name = schema.name.removeprefix("aten::") if schema is not None else ""
+        if name in _KEEPING_VALUES and user.args[0] is node:
+            yield from _find_rows(user)
+        elif name == "embedding" and (arguments := bind_arguments(user))["indices"] is node:
+            yield arguments["weight"].meta["val"].shape[0]
+        elif name == "index_select" and (arguments := bind_arguments(user))["index"] is node:
+            yield arguments["self"].meta["val"].shape[arguments["dim"]]
+        elif name == "index":
+            arguments = bind_arguments(user)
+            yield from (arguments["self"].meta["val"].shape[i] for i, n in enumerate(arguments["indices"]) if n is node)
+
+
+def _is_input(program: Program, name: str) -> bool:
+    return program.inputs[name][0] == InputKind.USER_INPUT
+
+
+def _is_index(value: Any) -> bool:
+    if not isinstance(value, Tensor):
+        return False
+    return not value.is_floating_point() and not value.is_complex() and value.dtype != torch.bool
+
+
+def _find_sizes(call: Call) -> list[tuple[int, int]]:
+    tensors = [leaf for leaf in call.leaves if isinstance(leaf, Tensor) and leaf.dim()]
+    sizes = [(0, tensors[0].shape[0])] if tensors else []
+    sizes += sorted({(1, tensor.shape[1]) for tensor in tensors if _is_sequence(tensor)})
+    return [(axis, extent) for axis, extent in sizes if extent]
+
+
+def _is_sequence(tensor: Tensor) -> bool:
+    return tensor.dim() == (3 if tensor.is_floating_point() else 2)
+
+
+def _resize(call: Call, sizes: Mapping[tuple[int, int], int], limits: Limits) -> Call:
+    generator = torch.Generator().manual_seed(0)
+
+    def convert(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        resized = leaf
+        for (axis, extent), size in sizes.items():
+            if leaf.dim() > axis and leaf.shape[axis] == extent and (axis == 0 or _is_sequence(leaf)):
+                resized = resized.index_select(axis, torch.arange(size, device=leaf.device) % extent)
+        return _draw(resized, limits.get(id(leaf)), generator)
+
+    return Call(*tree_map(convert, (call.args, call.kwargs)))
+
+
+def _draw(value: Any, limit: int | None, generator: torch.Generator) -> Any:
+    """Normal numbers, valid indices, or zeros and ones for a mask, whose first column stays: some of it must be left."""
+    if not isinstance(value, Tensor) or value.is_meta or value.layout != torch.strided or not value.numel():
+        return value
+    if value.is_complex():
+        return torch.randn(value.shape, generator=generator, dtype=torch.complex64).to(value)
+    low, high = (min(0, int(value.min())), int(value.max())) if _is_index(value) else (0, 1)
+    high = high if limit is None else limit - 1
+    is_mask = _is_mask(value) and limit is None
+    if value.is_floating_point() and not is_mask:
+        return torch.randn(value.shape, generator=generator).to(value)
+    if high <= low:
+        return value
+    drawn = torch.randint(low, high + 1, value.shape, generator=generator).to(value)
+    return torch.cat([value[..., :1], drawn[..., 1:]], -1) if is_mask and value.dim() else drawn
+
+
+def _is_mask(value: Tensor) -> bool:
+    if value.dtype == torch.bool:
+        return True
+    has_two = bool(((value == 0) | (value == 1)).all())
+    return has_two and (not value.is_floating_point() or value.min() != value.max())
