@@ -6,31 +6,31 @@ from cases import Fn, call_of, two_layers
 from torch import nn
 
 from onebasin.programs.calls import Call
-from onebasin.programs.derivation import draw_inputs, enlarge, find_limits, perturb_inputs, reduce
+from onebasin.programs.derivation import draw_inputs, find_limits, perturb_inputs, resize
 from onebasin.programs.recording import record
 
 
 @pytest.mark.parametrize(
     ("inputs", "expected"),
     [
-        ([torch.rand(2, 3)], [[(3, 3)]]),
-        ([torch.rand(2, 3, 8, 8)], [[(3, 3, 8, 8)]]),
-        ([torch.rand(2, 5, 4)], [[(3, 6, 4)], [(3, 5, 4)], [(2, 6, 4)]]),
-        ([torch.ones(2, 5).long(), torch.rand(2, 4)], [[(3, 6), (3, 4)], [(3, 5), (3, 4)], [(2, 6), (2, 4)]]),
+        ([torch.rand(2, 3)], [[(1, 3)]]),
+        ([torch.rand(1, 3, 8, 8)], [[(2, 3, 8, 8)]]),
+        ([torch.rand(2, 5, 4)], [[(1, 6, 4)], [(1, 5, 4)], [(2, 6, 4)]]),
+        ([torch.ones(1, 5).long(), torch.rand(1, 4)], [[(2, 6), (2, 4)], [(2, 5), (2, 4)], [(1, 6), (1, 4)]]),
         ([torch.rand(())], []),
     ],
     ids=["features", "images", "sequences", "tokens and features", "a number"],
 )  # fmt: skip
-def test_sizes_grow_together_and_alone(inputs, expected):
-    found = list(enlarge(call_of(tuple(inputs))))
+def test_sizes_change_together_and_alone(inputs, expected):
+    found = list(resize(call_of(tuple(inputs))))
     assert [[tuple(leaf.shape) for leaf in call.leaves] for call in found] == expected
 
 
 def test_types_and_other_arguments_are_kept():
-    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
-    found = next(enlarge(Call((mask, "mean"), {"scale": torch.rand(2, dtype=torch.float16)})))
-    assert found.args[0].shape == (3, 4)
-    assert found.args[0][:, 0].tolist() == [1, 1, 1]  # masked altogether, a sample would hide the others
+    mask = torch.ones(2, 30).long()
+    found = next(resize(Call((mask, "mean"), {"scale": torch.rand(2, dtype=torch.float16)})))
+    assert found.args[0].shape == (1, 31)
+    assert found.args[0][0, 0] == 1  # a sample that is masked altogether would say nothing
     assert set(found.args[0].flatten().tolist()) == {0, 1}
     assert found.args[1] == "mean"
     assert found.kwargs["scale"].dtype == torch.float16
@@ -38,17 +38,10 @@ def test_types_and_other_arguments_are_kept():
 
 def test_indices_are_drawn_from_those_that_are_valid():
     """A sequence of equal tokens would hide how they are told apart."""
-    found = next(enlarge(call_of(torch.tensor([[7], [3]]))))
-    assert found.args[0].shape == (3, 2)
+    found = next(resize(call_of(torch.tensor([[7, 3, 3, 3, 3, 3, 3]]))))
+    assert found.args[0].shape == (2, 8)
     assert len(found.args[0].unique()) > 2
     assert 0 <= found.args[0].min() <= found.args[0].max() <= 7
-
-
-def test_single_samples_and_positions():
-    found = list(reduce(call_of((torch.ones(2, 5).long(), torch.rand(2, 1, 4)))))
-    shapes = [[tuple(leaf.shape) for leaf in call.leaves] for call in found]
-    assert shapes == [[(1, 1), (1, 1, 4)], [(1, 5), (1, 1, 4)], [(2, 1), (2, 1, 4)]]
-    assert not list(reduce(call_of(torch.rand(1, 4))))
 
 
 def embed(self, ids, types, mask):
@@ -64,7 +57,7 @@ def test_inputs_are_drawn_over_all_that_is_valid():
     drawn = draw_inputs(program)
     assert [drawn[name].dtype for name in program.given] == [torch.int32, torch.long, torch.bool]
     assert [len(drawn[name].unique()) for name in program.given] == [pytest.approx(500, abs=80), 3, 2]
-    assert next(enlarge(call_of((ids, types, mask)), find_limits(program))).args[0].max() > 400
+    assert next(resize(call_of((ids, types, mask)), find_limits(program))).args[0].max() > 400
 
 
 @pytest.mark.parametrize(

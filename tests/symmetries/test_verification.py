@@ -1,5 +1,7 @@
 """Verification sees a wrong symmetry whatever the example's values are, and takes outputs that are not finite."""
 
+import dataclasses
+
 import pytest
 import torch
 from cases import Fn, two_layers, weight
@@ -82,15 +84,58 @@ def test_complex_outputs_are_compared_with_a_tolerance():
 
 def test_random_weights_where_a_network_is_not_defined_are_left():
     """Negative weights have no logarithm; the model's own are perturbed instead."""
-    model = Fn(lambda self, x: self.scale.log() @ (x.exp() @ self.first).log(), first=weight(4, 8), scale=weight(8, 8))
+    model = Fn(lambda self, x: (x.exp() @ self.first.log()) @ self.last.log(), first=weight(4, 8), last=weight(8, 2))
     with torch.no_grad():
-        model.first.copy_(torch.rand(4, 8) + 0.1)
-        model.scale.copy_(torch.rand(8, 8) + 0.1)
-    symmetry = ob.symmetry(
-        Fn(lambda self, x: (x.exp() @ self.first).log() @ self.scale.log(), **dict(model.named_parameters())),
-        torch.rand(3, 4),
-    )
-    assert [group.size for group in symmetry.groups.values()] == [8]
+        for parameter in model.parameters():
+            parameter.uniform_(0.1, 1.0)
+    assert [group.size for group in ob.symmetry(model, torch.rand(3, 4)).groups.values()] == [8]
+
+
+def sparse(self, x):
+    return self.last(torch.sparse.mm(self.sparse, self.first(x).t()).t())
+
+
+@pytest.mark.parametrize("kind", [nn.Parameter, nn.Buffer])
+def test_sparse_tensors_do_not_move(kind):
+    model = two_layers(sparse)
+    model.sparse = kind(torch.eye(8).to_sparse())
+    symmetry = ob.symmetry(model, torch.rand(3, 4))
+    assert not symmetry.groups
+
+
+def turn(self, x):
+    """Positions as angles of complex numbers, as DeepSeek-V2 has them."""
+    angles = torch.arange(x.shape[1])[:, None] * torch.arange(1.0, 5.0)
+    h = torch.view_as_complex(self.first(x).unflatten(-1, (4, 2)))
+    h = torch.view_as_real(h * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+    return self.last(h), h @ h.mT
+
+
+def test_complex_numbers_inside():
+    model = two_layers(turn)
+    symmetry = ob.symmetry(model, torch.rand(2, 5, 4))
+    assert symmetry.verify(model, torch.rand(2, 9, 4)) < 1e-12
+
+
+@dataclasses.dataclass
+class Result:
+    """What no tree of tensors is known of."""
+
+    logits: torch.Tensor
+    hidden: list[torch.Tensor]
+
+
+def test_dataclasses_are_outputs():
+    model = two_layers(lambda self, x: Result(self.last(h := self.first(x)), [h] if self.shows else []))
+    model.shows = False
+    assert len(ob.symmetry(model, torch.rand(3, 4)).groups) == 1
+    model.shows = True
+    assert not ob.symmetry(model, torch.rand(3, 4)).groups
+
+
+def test_vmap_inside():
+    model = two_layers(lambda self, x: torch.vmap(lambda row: self.last(self.first(row)))(x))
+    assert [group.size for group in ob.symmetry(model, torch.rand(3, 4)).groups.values()] == [8]
 
 
 def test_an_output_without_numbers_cannot_be_verified():

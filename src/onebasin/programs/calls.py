@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,15 @@ class Call:
     def leaves(self) -> list[Any]:
         """The arguments, and what lists, tuples and dicts among them hold."""
         return tree_leaves((self.args, self.kwargs))
+
+
+def list_outputs(result: Any) -> list[Any]:
+    """What a call returned, and what lists, tuples, dicts and dataclasses among it hold."""
+    found = []
+    for leaf in tree_leaves(result):
+        is_record = dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)
+        found += list_outputs(list(vars(leaf).values())) if is_record else [leaf]
+    return found
 
 
 def read_calls(example_inputs: Any) -> list[Call]:

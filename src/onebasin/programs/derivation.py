@@ -19,22 +19,16 @@ Limits = Mapping[int, int]
 """For the identity of an input that holds indices, how many values are valid."""
 
 
-def enlarge(call: Call, limits: Limits | None = None) -> Iterator[Call]:
-    """Calls with one more sample and one more position of each sequence: all of them, then each alone.
+def resize(call: Call, limits: Limits | None = None) -> Iterator[Call]:
+    """Calls at another batch size (one, or two in place of one) with one more position of each sequence, or either alone.
 
-    The sizes are the batch (the first axis) and the lengths of sequences: the second axis of indices (batch, length) and of
-    features (batch, length, width). All values are drawn: equal ones would hide differences.
+    The batch is the first axis. Lengths of sequences are the second axis of indices (batch, length) and of features
+    (batch, length, width). All values are drawn: equal ones would hide differences.
     """
     sizes = _find_sizes(call)
     for some in ([sizes] if len(sizes) > 1 else []) + [[size] for size in sizes]:
-        yield _resize(call, {size: size[1] + 1 for size in some}, limits or {})
-
-
-def reduce(call: Call, limits: Limits | None = None) -> Iterator[Call]:
-    """Calls with a single sample and sequences of a single position: all of them, then each alone."""
-    sizes = [(axis, extent) for axis, extent in _find_sizes(call) if extent > 1]
-    for some in ([sizes] if len(sizes) > 1 else []) + [[size] for size in sizes]:
-        yield _resize(call, dict.fromkeys(some, 1), limits or {})
+        changed = {(axis, n): n + 1 if axis or n == 1 else 1 for axis, n in some}
+        yield _resize(call, changed, limits or {})
 
 
 def draw_inputs(program: Program) -> dict[str, Any]:

@@ -57,7 +57,8 @@ def _export(model: nn.Module, call: Call) -> ExportedProgram:
     _inline_regions(exported.graph_module)
     if _has_visible_writes(exported.graph):
         try:
-            return exported.run_decompositions({})
+            with contextlib.redirect_stderr(MutedStream(sys.stderr)):
+                return exported.run_decompositions({})
         except Exception as error:
             raise NotExportable(describe_error(error)) from error
     return exported

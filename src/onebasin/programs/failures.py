@@ -23,8 +23,16 @@ class ReadsValues(NotRecordable):
     """The module reads the value of a tensor."""
 
 
+class NeedsValues(NotRecordable):
+    """An operation whose result has a size that depends on values, or that cannot be inferred without them."""
+
+
 class SwallowedError(ReadsValues):
     """The module caught the error that there is no value to read, and went on. In an export it would do the same."""
+
+
+class NotTraceable(NotRecordable):
+    """A call whose operations no front end can see."""
 
 
 class NotExportable(Exception):
@@ -43,7 +51,9 @@ def explain_failure(model: nn.Module, recording: NotRecordable, export: NotExpor
     by_hand = "write the symmetry by hand with onebasin.Symmetry.from_axes and check it with verify"
     if isinstance(recording, SwallowedError):
         return f"{name}: it catches the error that a value cannot be read ({recording}), and goes on; {by_hand}"
-    if isinstance(recording, ReadsValues) or "data-dependent" in str(export):
+    if isinstance(recording, NotTraceable):
+        return f"{name}: {recording}; {by_hand}"
+    if isinstance(recording, (ReadsValues, NeedsValues)) or re.search("data-dependent|depends on values", str(export)):
         return f"{name}: what it does depends on values of tensors ({_find_line(recording)}); {by_hand}"
     if isinstance(recording, ModuleFails):
         return f"{name} with these example inputs: {recording}; give inputs that it accepts, or {by_hand}"

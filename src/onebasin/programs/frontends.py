@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -13,10 +12,17 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from onebasin.programs.calls import Call
-from onebasin.programs.derivation import Limits, enlarge, find_limits
+from onebasin.programs.calls import Call, list_outputs
+from onebasin.programs.derivation import find_limits, resize
 from onebasin.programs.exporting import export
-from onebasin.programs.failures import NotExportable, NotRecordable, SwallowedError, describe_error, explain_failure
+from onebasin.programs.failures import (
+    NotExportable,
+    NotRecordable,
+    NotTraceable,
+    SwallowedError,
+    describe_error,
+    explain_failure,
+)
 from onebasin.programs.graph import Program, ReplayError
 from onebasin.programs.isolation import UnfusedAttention, isolated, run_module
 from onebasin.programs.noise import MODE_ARGUMENTS, disable_dropout
@@ -25,7 +31,7 @@ from onebasin.programs.recording import record
 from onebasin.programs.shapes import bind_arguments, iterate_leaves
 from onebasin.tensors.seeding import seeded
 from onebasin.tensors.states import read_state
-from onebasin.torch_internals import find_schema, tree_leaves
+from onebasin.torch_internals import find_schema, memory_id
 
 
 def read_program(model: nn.Module, call: Call, check: bool = True) -> Program:
@@ -39,12 +45,13 @@ def read_program(model: nn.Module, call: Call, check: bool = True) -> Program:
     Raises:
         ValueError: if the inputs do not fit the model, or its control flow depends on values.
     """
+    _check_state(model)
     try:
         program = record(model, call)
         if check:
             check_recording(program, model, call)
         return program
-    except SwallowedError as error:
+    except (SwallowedError, NotTraceable) as error:
         raise ValueError(explain_failure(model, error)) from error
     except NotRecordable as error:
         reason = error
@@ -54,10 +61,28 @@ def read_program(model: nn.Module, call: Call, check: bool = True) -> Program:
         raise ValueError(explain_failure(model, reason, error)) from error
 
 
-def read_resized_program(
-    model: nn.Module, call: Call, program: Program, resize: Callable[[Call, Limits], Iterable[Call]]
-) -> Program | None:
-    """Read the operations of a call at other sizes of its inputs: `enlarge` or `reduce`; None if the module takes none.
+def _check_state(model: nn.Module) -> None:
+    """Refuse a module whose state dict has something else than its parameters under their names: that is what would move."""
+    state = model.state_dict(keep_vars=True)
+    for key, parameter in model.named_parameters(remove_duplicate=False):
+        if not _is_same_memory(parameter, state.get(key)):
+            raise ValueError(
+                f"cannot trace {type(model).__name__}: its state dict does not hold the parameter {key}, or not in the same "
+                "form; trace it without the hooks of its state dict"
+            )
+
+
+def _is_same_memory(parameter: Tensor, value: Any) -> bool:
+    if parameter is value or not isinstance(value, Tensor) or parameter.layout != torch.strided:
+        return parameter is value
+    places = [
+        (t.shape, t.stride(), t.storage_offset(), memory_id(t)) for t in (parameter, value) if t.layout == torch.strided
+    ]
+    return len(places) == 2 and places[0] == places[1]
+
+
+def read_resized_program(model: nn.Module, call: Call, program: Program) -> Program | None:
+    """Read the operations of a call at other sizes of its inputs; None if the module takes none.
 
     None too if the module does not read sizes: then its operations are the same at all of them. The recording is not
     checked: it only adds to what the program requires.
@@ -81,7 +106,7 @@ def read_training_program(model: nn.Module, call: Call, program: Program) -> Pro
         NotRecordable: if it cannot be recorded.
     """
     failure: NotRecordable | None = None
-    for candidate in itertools.chain([call], enlarge(call)):
+    for candidate in itertools.chain([call], resize(call)):
         try:
             found = record(model, candidate, training=True)
         except NotRecordable as error:
@@ -134,7 +159,7 @@ def check_recording(program: Program, model: nn.Module, call: Call) -> None:
             found = program.run(state, compute_in_float64, promote) if promoted else program.run(state, compute_on_copies)
         except ReplayError as error:
             raise NotRecordable(f"its recording cannot be replayed: {error}") from error
-    expected = [leaf.detach() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+    expected = [leaf.detach() for leaf in list_outputs(result) if isinstance(leaf, Tensor)]
     # Half of the digits, because other kernels may be chosen, and constants were rounded when they were recorded.
     tolerance = max((torch.finfo(dtype).eps for dtype in types), default=0.0) ** 0.5
     if len(expected) != len(found) or not all(_are_close(e, f, tolerance) for e, f in zip(expected, found, strict=True)):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
+import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
@@ -26,12 +28,15 @@ LOCK = threading.RLock()
 def isolated(model: nn.Module, call: Call) -> Iterator[ModuleSnapshot]:
     """Put a module into eval mode to run it, and leave everything as it was afterwards; yields what the modules held before.
 
-    Modes and attributes are restored, warnings and logs of this thread are dropped, and the global generator is restored if
-    the module seeds it. Other threads may run other modules meanwhile.
+    Modes, attributes and what code may keep elsewhere are restored, warnings and logs of this thread are dropped. The global
+    generator is restored if the module seeds it, those of Python and NumPy if they were used. Other threads may run other
+    modules meanwhile.
     """
     with LOCK, quiet():
         snapshot = ModuleSnapshot(model, call.leaves)
         seed, numbers = torch.initial_seed(), torch.get_rng_state()
+        numpy: Any = sys.modules.get("numpy")
+        of_python, of_numpy = random.getstate(), numpy and numpy.random.get_state()
         try:
             for module in model.modules():  # eval() may be overridden
                 module.training = False
@@ -40,6 +45,9 @@ def isolated(model: nn.Module, call: Call) -> Iterator[ModuleSnapshot]:
             snapshot.restore()
             if torch.initial_seed() != seed:
                 torch.set_rng_state(numbers)
+            random.setstate(of_python)
+            if numpy:
+                numpy.random.set_state(of_numpy)
 
 
 def run_module(model: nn.Module, call: Call, training: bool = False, state: Mapping[str, Tensor] | None = None) -> Any:

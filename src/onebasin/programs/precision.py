@@ -10,13 +10,17 @@ from torch.fx.node import map_aggregate
 
 from onebasin.torch_internals import TorchDispatchMode
 
+_WIDE = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
+_WIDE |= dict.fromkeys((torch.complex64, torch.complex32), torch.complex128)
+
 
 def promote(value: Any) -> Any:
-    """Convert a floating tensor, or a floating type, to float64; leave anything else as it is."""
+    """Convert a floating or complex tensor, or its type, to 64 bits a number; leave anything else as it is."""
     if isinstance(value, Tensor):
-        return value.double() if value.dtype != torch.float64 and value.is_floating_point() else value
-    if isinstance(value, torch.dtype) and value.is_floating_point:
-        return torch.float64
+        wide = _WIDE.get(value.dtype)
+        return value if wide is None else value.to(wide)
+    if isinstance(value, torch.dtype):
+        return _WIDE.get(value, value)
     if isinstance(value, torch.Generator):  # draws the same numbers every time, and leaves the user's generator alone
         return torch.Generator(value.device).manual_seed(0)
     return value

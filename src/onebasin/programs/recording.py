@@ -21,9 +21,9 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Graph, Node
 from torch.overrides import TorchFunctionMode
 
-from onebasin.programs.calls import Call
+from onebasin.programs.calls import Call, list_outputs
 from onebasin.programs.constants import PLAIN, ConstantMemory, find_memory
-from onebasin.programs.failures import ModuleFails, NotRecordable, ReadsValues, SwallowedError, describe_error
+from onebasin.programs.failures import ModuleFails, NotRecordable, NotTraceable, ReadsValues, SwallowedError, describe_error
 from onebasin.programs.graph import FrontEnd, Program
 from onebasin.programs.isolation import isolated, run_module
 from onebasin.programs.noise import is_random
@@ -42,6 +42,7 @@ from onebasin.torch_internals import (
     TorchDispatchMode,
     below_autograd,
     ignore_torch_function,
+    is_transformed,
     make_stand_in,
     tree_leaves,
 )
@@ -53,8 +54,11 @@ def record(model: nn.Module, call: Call, training: bool = False) -> Program:
     Raises:
         NotRecordable: if the call cannot be recorded, or the module fails.
     """
-    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        raise NotRecordable("operations of compiled code are not visible")
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise NotTraceable(f"the operations of {path or 'the model'}, which is compiled by torch.jit, are not visible")
+        if type(module).__module__.startswith("torch.ao.nn.quantized"):
+            raise NotTraceable(f"the weights of {path or 'the model'} are quantised and packed")
     with isolated(model, call) as snapshot:
         recorder = _Recorder(model, call, snapshot)
         with contextlib.ExitStack() as stack:
@@ -98,6 +102,10 @@ class _ValueGuard(TorchFunctionMode):
         if not self.recorder.is_busy:
             if func in _BYPASSING:
                 self.recorder.refuse(func)
+            if func in _DIFFERENTIATING and not any(map(is_transformed, _list_tensors((args, kwargs)))):
+                self.recorder.refuse(
+                    func, NotTraceable(f"it calls {func.__name__}, which needs values; use torch.func.grad")
+                )
             self.recorder.reads_sizes |= func in _READING_SIZES
         if func in _READING:
             given = (*args, *kwargs.values()) if func in _FROM_DATA else [args]
@@ -114,6 +122,7 @@ def _named(owner: Any, *names: str) -> set[Any]:
 _BYPASSING = _named(Tensor, "numpy", "__array__", "__dlpack__", "__reduce_ex__", "storage", "untyped_storage") | {
     Tensor.data.__set__  # type: ignore[attr-defined]
 }
+_DIFFERENTIATING = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
 _FROM_DATA = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor, Tensor.new}
 _READING = _FROM_DATA | _named(Tensor, "__float__", "__int__", "__bool__", "__complex__", "__index__", "tolist")
 _READING_SIZES = {Tensor.shape.__get__, *_named(Tensor, "size", "numel", "nelement", "__len__", "__iter__")}  # type: ignore
@@ -152,11 +161,11 @@ class _Recorder(TorchDispatchMode):
         self._modules: list[tuple[str, str]] = [("", "")]  # those that run now, innermost last: path, name of the call
         self._num_calls: Counter[str] = Counter()
 
-    def refuse(self, func: Any) -> None:
-        """Stop because of a function that reads or writes values without an operation."""
+    def refuse(self, func: Any, reason: NotRecordable | None = None) -> None:
+        """Stop because of a function that reads or writes values without an operation, or for another reason."""
         # An index is also asked for just to find out what an argument is.
         kind = NotRecordable if func is Tensor.__index__ else ReadsValues
-        self.refusals.append(kind(f"{func.__name__} reads or replaces values of a tensor"))
+        self.refusals.append(reason or kind(f"{func.__name__} reads or replaces values of a tensor"))
         raise self.refusals[-1]
 
     @contextlib.contextmanager
@@ -199,7 +208,7 @@ class _Recorder(TorchDispatchMode):
             self.is_busy = was_busy
 
     def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
-        operands = [leaf for leaf in iterate_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        operands = _list_tensors((args, kwargs))
         if not is_random(func) and not any(map(self.is_followed, operands)):
             return self._compute_constant(func, args, kwargs, operands)
         if func.overloadpacket in _FACTORIES and not args[0].is_meta:  # reads a shape and no values, so it makes a constant
@@ -282,7 +291,7 @@ class _Recorder(TorchDispatchMode):
 
     def finish(self, result: Any, training: bool) -> Program:
         """The program. Its outputs are all tensors that the call returned."""
-        leaves = tree_leaves(result)
+        leaves = list_outputs(result)
         if self.bug is not None:
             raise self.bug
         if self.refusals:
@@ -294,6 +303,10 @@ class _Recorder(TorchDispatchMode):
                 raise NotRecordable(f"it returns a {type(leaf).__name__}, which is no tensor")
         self.graph.output(tuple(self._find_node(leaf) for leaf in leaves if isinstance(leaf, Tensor)))
         return Program(self.graph, self._inputs, self._given, FrontEnd("recording"), training, self.reads_sizes)
+
+
+def _list_tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in iterate_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def _run(func: Any, args: Any, kwargs: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from onebasin.programs.failures import ModuleFails, NotRecordable, describe_error
+from onebasin.programs.failures import ModuleFails, NeedsValues, NotRecordable, describe_error
 from onebasin.torch_internals import find_schema, memory_id, overload_name
 
 _META = torch.device("meta")
@@ -66,7 +66,7 @@ def _run_without_values(func: Any, args: Any, kwargs: Any) -> Any:
     except Exception as error:
         # Some operations need values to infer a shape; then it is not the module's fault.
         needs_values = isinstance(error, NotImplementedError) or "meta" in str(error).lower()
-        kind = NotRecordable if needs_values else ModuleFails
+        kind = NeedsValues if needs_values else ModuleFails
         raise kind(f"{func} failed: {describe_error(error)}") from error
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections import OrderedDict, defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-_CONTAINERS = {dict, OrderedDict, defaultdict, list, set, deque}
+from onebasin.programs.stores import CONTAINERS, find_stores
 
 
 class ModuleSnapshot:
-    """The attributes of all modules, with the lists, dicts and sets among them and within them.
+    """The attributes of all modules, and whatever else their code may keep tensors in: see `find_stores`.
 
     Args:
         model: the module.
@@ -30,13 +30,16 @@ class ModuleSnapshot:
         self._model = model
         self._contents: dict[int, tuple[Any, Any]] = {}  # by identity of a container: itself, and a copy
         self._add([vars(module) for module in model.modules()])
+        self._stores = find_stores(model)
+        for store in self._stores.containers:
+            self._contents.setdefault(id(store), (store, store.copy()))
         leaves = [*model.parameters(), *(t for t in inputs if isinstance(t, Tensor) and t.is_leaf)]
         self._gradients = [(leaf, leaf.requires_grad, leaf.grad) for leaf in leaves]
 
     def _add(self, entries: Iterable[Any]) -> None:
         for entry in entries:
             kind = type(entry)
-            if kind in _CONTAINERS:
+            if kind in CONTAINERS:
                 if id(entry) not in self._contents:
                     self._contents[id(entry)] = (entry, entry.copy())
                     if entry:
@@ -52,6 +55,7 @@ class ModuleSnapshot:
             if (container or content) and not _is_same(container, content):
                 container.clear()
                 (container.extend if isinstance(container, (list, deque)) else container.update)(content)
+        self._stores.restore()
         for leaf, requires_grad, gradient in self._gradients:
             if leaf.requires_grad != requires_grad:
                 leaf.requires_grad_(requires_grad)

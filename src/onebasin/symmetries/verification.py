@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 
-from onebasin.programs.calls import Call, read_calls
+from onebasin.programs.calls import Call, list_outputs, read_calls
 from onebasin.programs.derivation import draw_inputs, perturb_inputs
 from onebasin.programs.failures import describe_error
 from onebasin.programs.frontends import read_program
@@ -24,7 +24,7 @@ from onebasin.symmetries.agreement import JITTER, amplification, is_close, relat
 from onebasin.symmetries.structure import Group
 from onebasin.tensors.seeding import seeded
 from onebasin.tensors.states import LazyState, State, Ties, find_ties, read_state
-from onebasin.torch_internals import tree_leaves, tree_map
+from onebasin.torch_internals import tree_map
 
 Function = Callable[[Mapping[str, Tensor]], list[Tensor]]
 """A model at fixed inputs: state -> all tensors it returns."""
@@ -213,7 +213,7 @@ def _of_module(model: nn.Module, call: Call) -> Function:
                 result = run_module(model, call, state=promoted)
         except Exception as error:
             raise CannotVerify(f"the model fails: {describe_error(error)}") from error
-        return [value for value in tree_leaves(result) if isinstance(value, Tensor)]
+        return [value for value in list_outputs(result) if isinstance(value, Tensor)]
 
     return function
 
@@ -303,7 +303,7 @@ def _randomise(symmetry: Verifiable, state: State, buffers: set[str], scale: flo
     def read(key: str) -> Tensor:
         key = alias.get(key, key)
         value, start = state[key], starts[key]
-        if not value.is_floating_point() or key in symmetry.unreached:
+        if not value.is_floating_point() or value.layout != torch.strided or key in symmetry.unreached:
             return value
         if key in buffers or scale is None:
             return value.float() * uniform(value, start, 0.5, 1.5) + uniform(value, start + _NUM_DRAWN // 2, 0.0, 0.1)

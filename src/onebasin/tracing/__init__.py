@@ -10,7 +10,6 @@ from typing import Any
 from torch import nn
 
 from onebasin.programs.calls import Call, read_calls
-from onebasin.programs.derivation import enlarge, reduce
 from onebasin.programs.failures import NotRecordable
 from onebasin.programs.frontends import read_program, read_resized_program, read_training_program
 from onebasin.programs.graph import Program
@@ -29,9 +28,9 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True) -> Symm
     The model is traced once for each call, in eval mode, and left as it was. An operation that no rule covers pins what it
     touches, so a symmetry may be missed but is never invented. The result is checked on random parameters in float64.
 
-    It holds for these calls at all values of their inputs, and for the same calls with one more sample and position and with
-    single ones, where the model takes them. What train mode requires is added, or `limits` says that it could not be traced.
-    Other threads must not use the model meanwhile.
+    It holds for these calls at all values of their inputs, and for the same calls at another batch size and with sequences
+    of one more position, where the model takes them. What train mode requires is added, or `limits` says that it could not
+    be traced. Other threads must not use the model meanwhile.
 
     Args:
         model: any module, on any device (on the meta device only shapes are read, and nothing can be verified).
@@ -85,10 +84,9 @@ def _trace(model: nn.Module, calls: Sequence[Call], check: bool) -> tuple[Symmet
     for program in programs.given:
         walk(program, trace)
     result = to_symmetry(trace, model, programs.given)
-    for resize in (enlarge, reduce):
-        resized = [read_resized_program(model, call, program, resize) for call, program in pairs]
-        programs.resized += [program for program in resized if program is not None]
-        result = _add_calls(result, trace, model, programs.given, resized)
+    resized = [read_resized_program(model, call, program) for call, program in pairs]
+    programs.resized += [program for program in resized if program is not None]
+    result = _add_calls(result, trace, model, programs.given, resized)
     training, limits = _read_training_programs(model, pairs, result.unreached)
     programs.training += [program for program in training if program is not None]
     result = _add_calls(result, trace, model, programs.given, training)
