@@ -103,10 +103,19 @@ def run_compiled(self, x):
     return self.last(self.compiled(self.first(x)))
 
 
+def write_and_branch(self, x):
+    h = self.first(x)
+    h[:, 0] = 1.0
+    if h.sum() > 0:
+        h = -h
+    return self.last(h)
+
+
 LINES = {
+    write_and_branch: "if h.sum() > 0:",
     nest: "return self.last(self.first(torch.nested.nested_tensor(",
     pack: "packed = nn.utils.rnn.pack_padded_sequence(",
-    initialise: "if not self.is_initialised",
+    initialise: "if not self.is_initialised:",
     cut: "return self.last(self.first(x[: int(x.argmax()) + 1]))",
 }
 

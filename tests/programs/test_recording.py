@@ -183,6 +183,21 @@ def test_shapes_that_do_not_fit_are_refused(model):
         ob.symmetry(model, flat()())
 
 
+@pytest.mark.parametrize("flag", [torch.tensor(1), torch.tensor([True])])
+def test_flags_of_the_state_are_read(flag):
+    """No input changes them. Another tensor of the state is not a flag."""
+
+    def forward(self, x):
+        h = self.first(x)
+        return self.last(h if self.flag else h * torch.arange(8.0))
+
+    inputs = torch.rand(3, 4)
+    assert [group.size for group in ob.symmetry(two_layers(forward, flag=flag), inputs).groups.values()] == [8]
+    assert not ob.symmetry(two_layers(forward, flag=torch.zeros_like(flag)), inputs).groups
+    with pytest.raises(ReadsValues):
+        record(two_layers(forward, flag=torch.tensor(1.0)), call_of(inputs))
+
+
 def test_a_parameter_that_is_returned_is_an_output():
     model = two_layers(lambda self, x: (self.last(self.first(x)), self.first.bias))
     record(model, call_of(torch.rand(3, 4)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 import traceback
@@ -39,6 +40,9 @@ class NotExportable(Exception):
     """A call that cannot be exported, with the reason."""
 
 
+_OWN = {inspect.getfile(contextlib)}
+
+
 def describe_error(error: BaseException) -> str:
     """The type of an error and the first sentence of its message."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "").partition(". ")[0].rstrip(".")
@@ -53,8 +57,10 @@ def explain_failure(model: nn.Module, recording: NotRecordable, export: NotExpor
         return f"{name}: it catches the error that a value cannot be read ({recording}), and goes on; {by_hand}"
     if isinstance(recording, NotTraceable):
         return f"{name}: {recording}; {by_hand}"
-    if isinstance(recording, (ReadsValues, NeedsValues)) or re.search("data-dependent|depends on values", str(export)):
+    if isinstance(recording, (ReadsValues, NeedsValues)):
         return f"{name}: what it does depends on values of tensors ({_find_line(recording)}); {by_hand}"
+    if export is not None and re.search("data-dependent|depends on values", str(export)):
+        return f"{name}: what it does depends on values of tensors ({_find_line(export)}); {by_hand}"
     if isinstance(recording, ModuleFails):
         return f"{name} with these example inputs: {recording}; give inputs that it accepts, or {by_hand}"
     if re.search(r"returns a \w*Cache", str(recording)):
@@ -62,8 +68,9 @@ def explain_failure(model: nn.Module, recording: NotRecordable, export: NotExpor
     return f"{name}: {export or recording}; {by_hand}"
 
 
-def _find_line(error: NotRecordable) -> str:
-    """The innermost line of the user's code that raised an error."""
+def _find_line(error: NotRecordable | NotExportable) -> str:
+    """The innermost line of the user's code that raised an error, or what it was raised from."""
     libraries = (str(Path(inspect.getfile(torch)).parent), str(Path(__file__).parent))
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(libraries)]
+    trace = [f for cause in (error.__cause__, error) if cause is not None for f in traceback.extract_tb(cause.__traceback__)]
+    frames = [f for f in trace if not f.filename.startswith(libraries) and f.filename not in _OWN]
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}" if frames else str(error)

@@ -110,7 +110,7 @@ class _ValueGuard(TorchFunctionMode):
         if func in _READING:
             given = (*args, *kwargs.values()) if func in _FROM_DATA else [args]
             nested = [leaf for value in given if not isinstance(value, Tensor) for leaf in iterate_leaves(value)]
-            if any(map(self.recorder.is_followed, nested)):
+            if any(self.recorder.is_followed(leaf) and not self.recorder.is_flag(leaf) for leaf in nested):
                 self.recorder.refuse(func)
         return func(*args, **kwargs)
 
@@ -209,6 +209,8 @@ class _Recorder(TorchDispatchMode):
 
     def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
         operands = _list_tensors((args, kwargs))
+        if func.overloadpacket in _READING_OPERATIONS and all(map(self.is_flag, operands)):
+            return _run(func, args, kwargs)
         if not is_random(func) and not any(map(self.is_followed, operands)):
             return self._compute_constant(func, args, kwargs, operands)
         if func.overloadpacket in _FACTORIES and not args[0].is_meta:  # reads a shape and no values, so it makes a constant
@@ -233,6 +235,11 @@ class _Recorder(TorchDispatchMode):
     def is_followed(self, tensor: Any) -> bool:
         """Whether something is a parameter, a buffer of the state, an input, or a result."""
         return id(tensor) in self._sources or isinstance(tensor, _StandIn)
+
+    def is_flag(self, tensor: Tensor) -> bool:
+        """Whether something is a single integer or bool of the state: no input changes it, and no permutation moves it."""
+        is_exact = not tensor.is_floating_point() and not tensor.is_complex() and not tensor.is_meta
+        return is_exact and tensor.numel() == 1 and self._sources.get(id(tensor), (None, None))[1] == InputKind.BUFFER
 
     def _add_node(self, func: Any, nodes: Any, metas: Any) -> Node:
         node = self.graph.create_node("call_function", func, *nodes)
