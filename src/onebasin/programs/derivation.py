@@ -128,7 +128,7 @@ def _draw(value: Any, limit: int | None, generator: torch.Generator) -> Any:
     if value.is_complex():
         return torch.randn(value.shape, generator=generator, dtype=torch.complex64).to(value)
     low, high = (min(0, int(value.min())), int(value.max())) if _is_index(value) else (0, 1)
-    high = high if limit is None else limit - 1
+    low, high = (low, high) if limit is None else (0, limit - 1)
     is_mask = _is_mask(value) and limit is None
     if value.is_floating_point() and not is_mask:
         return torch.randn(value.shape, generator=generator).to(value)
@@ -142,4 +142,4 @@ def _is_mask(value: Tensor) -> bool:
     if value.dtype == torch.bool:
         return True
     has_two = bool(((value == 0) | (value == 1)).all())
-    return has_two and (not value.is_floating_point() or value.min() != value.max())
+    return has_two and (not value.is_floating_point() or bool(value.min() != value.max()))
