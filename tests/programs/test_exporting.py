@@ -1,5 +1,8 @@
 """An export follows writes that a recording cannot, leaves the module alone, and prints nothing."""
 
+import logging
+import sys
+
 import pytest
 import torch
 from cases import call_of, two_layers
@@ -63,3 +66,23 @@ def test_what_cannot_be_exported_is_told_in_one_line(forward, message, capfd):
     assert "\n" not in str(error.value)
     assert capfd.readouterr() == ("", "")
     assert model.training
+
+
+def test_a_failed_decomposition_prints_nothing(monkeypatch, capfd):
+    """A graph module prints where it fails."""
+
+    def fail(self, table):
+        print("the whole graph", file=sys.stderr)
+        logging.getLogger("torch.fx.graph_module").error("the whole graph")
+        raise RuntimeError("no such operation. More about it")
+
+    def forward(self, x):
+        h = self.first(x)
+        h[:, 0] = 1.0
+        return self.last(h)
+
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", fail)
+    logging.getLogger("torch.fx.graph_module")
+    with pytest.raises(NotExportable, match=r"^RuntimeError: no such operation$"):
+        export(two_layers(forward), call_of(torch.rand(3, 4)))
+    assert capfd.readouterr() == ("", "")

@@ -92,10 +92,12 @@ class UnfusedAttention(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-_LOGGERS = [
-    logging.getLogger(f"torch.{name}")
-    for name in ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes", "export._trace")
-]
+def _list_loggers() -> list[logging.Logger]:
+    """PyTorch's loggers. A filter of one does not apply to those below it."""
+    known = logging.root.manager.loggerDict
+    return [
+        logger for name, logger in list(known.items()) if name.startswith("torch") and isinstance(logger, logging.Logger)
+    ]
 
 
 @contextlib.contextmanager
@@ -113,15 +115,16 @@ def quiet() -> Iterator[None]:
         return record.thread != thread
 
     filters: Any = warnings.filters
+    loggers = _list_loggers()
     try:
         filters.insert(0, rule)
-        for logger in _LOGGERS:
+        for logger in loggers:
             logger.addFilter(is_shown)
         yield
     finally:
         with contextlib.suppress(ValueError):  # somebody has reset the filters
             filters.remove(rule)
-        for logger in _LOGGERS:
+        for logger in loggers:
             logger.removeFilter(is_shown)
 
 

@@ -13,6 +13,7 @@ from onebasin.programs.calls import Call, read_calls
 from onebasin.programs.failures import NotRecordable
 from onebasin.programs.frontends import read_program, read_resized_program, read_training_program
 from onebasin.programs.graph import Program
+from onebasin.programs.isolation import LOCK
 from onebasin.symmetries import Symmetry
 from onebasin.symmetries.verification import MAX_ENTRIES, CannotVerify, verify_programs
 from onebasin.tensors.states import find_ties, read_state
@@ -51,8 +52,10 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True) -> Symm
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
-    calls, state = read_calls(example_inputs), read_state(model)
-    result, programs = _trace(model, calls, check=verify)
+    calls = read_calls(example_inputs)
+    with LOCK:  # another thread that traces the same model may just have it in train mode, without counters of batches
+        state = read_state(model)
+        result, programs = _trace(model, calls, check=verify)
     if verify and state.device.type != "meta":
         verify_programs(result, programs.given, state)
         for program in (*(programs.resized if state.num_entries <= MAX_ENTRIES else ()), *programs.training):
@@ -64,7 +67,8 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True) -> Symm
 
 def trace_calls(model: nn.Module, calls: Sequence[Call], check: bool = True) -> tuple[Symmetry, list[Program]]:
     """The symmetry of a model under these calls, not verified, and the programs of the calls that it was found from."""
-    result, programs = _trace(model, calls, check)
+    with LOCK:
+        result, programs = _trace(model, calls, check)
     return result, programs.given
 
 
