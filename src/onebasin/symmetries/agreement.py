@@ -54,7 +54,7 @@ def _is_inexact(value: Tensor) -> bool:
 def _errors(expected: Tensor, found: Tensor) -> Tensor:
     """The difference of each entry; infinite where one of the two is no number, or they are integers, and not equal."""
     if expected.shape != found.shape or expected.dtype != found.dtype:
-        return torch.full((1,) * expected.dim(), torch.inf)
+        return torch.full((1,) * expected.dim(), torch.inf, device=expected.device)
     if not _is_inexact(expected):
         return torch.where(expected == found, 0.0, torch.inf)
     is_same = (expected == found) | (expected.isnan() & found.isnan())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -77,45 +77,36 @@ class _Programs:
     """The programs that a symmetry is found from: of the calls as given, at other sizes, and in train mode."""
 
     given: list[Program]
-    resized: list[Program] = field(default_factory=list)
-    training: list[Program] = field(default_factory=list)
+    resized: list[Program]
+    training: list[Program]
 
 
 def _trace(model: nn.Module, calls: Sequence[Call], check: bool) -> tuple[Symmetry, _Programs]:
-    programs = _Programs([read_program(model, call, check) for call in calls])
-    pairs = list(zip(calls, programs.given, strict=True))
-    trace = Trace(find_ties(model))
-    for program in programs.given:
-        walk(program, trace)
-    result = to_symmetry(trace, model, programs.given)
+    given = [read_program(model, call, check) for call in calls]
+    pairs = list(zip(calls, given, strict=True))
+    result, added = _find_symmetry(model, given), []
     resized = [read_resized_program(model, call, program) for call, program in pairs]
-    programs.resized += [program for program in resized if program is not None]
-    result = _add_calls(result, trace, model, programs.given, resized)
     training, limits = _read_training_programs(model, pairs, result.unreached)
-    programs.training += [program for program in training if program is not None]
-    result = _add_calls(result, trace, model, programs.given, training)
+    for variants in (resized, training):
+        if not any(variants):
+            continue
+        # A walk over two programs of a call may find less than over each alone, so those that agree are not added.
+        alone = _find_symmetry(model, [variant or program for program, variant in zip(given, variants, strict=True)])
+        if (alone.groups, alone.layouts, alone.unreached) != (result.groups, result.layouts, result.unreached):
+            added += filter(None, variants)
+            result = _find_symmetry(model, given, added)
     forget_normal_forms()
-    front_ends = (*result.front_ends, *(program.front_end for program in programs.training))
+    programs = _Programs(given, list(filter(None, resized)), list(filter(None, training)))
+    front_ends = tuple(program.front_end for program in (*given, *programs.training))
     return replace(result, front_ends=front_ends, limits=limits), programs
 
 
-def _add_calls(
-    result: Symmetry, trace: Trace, model: nn.Module, given: Sequence[Program], others: Sequence[Program | None]
-) -> Symmetry:
-    """The symmetry of a trace and of variants of its calls; None stands for a variant that is not known.
-
-    A trace of both may find less than each of them alone, so the variants are added only if they do not agree.
-    """
-    if not any(others):
-        return result
-    alone = Trace(trace.ties)
-    for program, other in zip(given, others, strict=True):
-        walk(other or program, alone, with_sites=False)
-    found = to_symmetry(alone, model, given)
-    if (found.groups, found.layouts, found.unreached) == (result.groups, result.layouts, result.unreached):
-        return result
-    for other in filter(None, others):
-        walk(other, trace, with_sites=False)
+def _find_symmetry(model: nn.Module, given: Sequence[Program], added: Sequence[Program] = ()) -> Symmetry:
+    trace = Trace(find_ties(model))
+    for program in given:
+        walk(program, trace)
+    for program in added:
+        walk(program, trace, with_sites=False)
     return to_symmetry(trace, model, given)
 
 
