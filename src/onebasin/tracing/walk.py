@@ -18,7 +18,7 @@ from onebasin.programs.shapes import bind_arguments
 from onebasin.symmetries import Pin
 from onebasin.torch_internals import find_schema
 from onebasin.tracing.axes.scopes import enforce
-from onebasin.tracing.axes.terms import ONE, Atom, Axes, Uniform, leaves
+from onebasin.tracing.axes.terms import ONE, Atom, Axes, AxisTerm, Uniform, leaves
 from onebasin.tracing.axes.unification import pinned
 from onebasin.tracing.rules import RULES, STATISTICS, pointwise
 from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, operation_name
@@ -84,7 +84,24 @@ class _Walk:
             axes = tuple(pinned(n, Pin("a buffer that is no norm's statistic", name)) for n in shape)
             self.trace.state.setdefault(self.trace.aliases.get(name, name), axes)
             return axes
-        return _read_constant(self.program.given.get(node.name), shape, name)
+        return self._read_making(node.meta["making"], name) if "making" in node.meta else _read_constant(node, name)
+
+    def _read_making(self, made: Node, name: str) -> Axes:
+        """The axes of a constant that operations made, by the rules of the operations."""
+        pending = [made]
+        while pending:
+            node = pending[-1]
+            needed = [n for n in node.all_input_nodes if n not in self.values]
+            pending += needed
+            if needed:
+                continue
+            if node.op == "placeholder" or not (node.all_input_nodes or self._find_rule(node)):
+                self.values[node] = _read_constant(node, name)
+            else:
+                self.trace.enter(operation_name(node), "")
+                self.values[node] = self._call(node)
+            pending.pop()
+        return self.values[made]
 
     def _call(self, node: Node) -> Any:
         if operation_name(node) == "getitem":
@@ -223,11 +240,21 @@ def _is_statistic(node: Node) -> bool:
     return True
 
 
-def _read_constant(value: Any, shape: tuple[int, ...], name: str) -> Axes:
-    """The axes of a constant: uniform where all entries along an axis are equal, pinned elsewhere."""
-    varies = Pin("a constant that varies", name)
-    has_values = isinstance(value, Tensor) and not value.is_meta and value.numel() > 0
-    return tuple(
-        Uniform(n) if n > 1 and has_values and bool((value == value.narrow(axis, 0, 1)).all()) else pinned(n, varies)
-        for axis, n in enumerate(shape)
-    )
+def _read_constant(node: Node, name: str) -> Any:
+    """The axes of a constant: pinned, but uniform where a module keeps a table that it has repeated along an axis.
+
+    One that is the same everywhere may be a state that is not set yet.
+    """
+    varies, value = Pin("a constant that varies", name), node.meta.get("kept")
+    is_table = isinstance(value, Tensor) and not value.is_meta and bool((value != value.flatten()[:1]).any())
+
+    def read(axis: int, size: int) -> AxisTerm:
+        is_repeated = size > 1 and is_table and bool((value == value.narrow(axis, 0, 1)).all())
+        return Uniform(size) if is_repeated else pinned(size, varies)
+
+    def convert(shape: Any) -> Any:
+        if isinstance(shape, list):
+            return [convert(s) for s in shape]
+        return None if shape is None else tuple(read(axis, size) for axis, size in enumerate(shape))
+
+    return convert(_shapes(node.meta.get("val")))
