@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
-from functools import reduce
 
 from torch import nn
 
@@ -16,7 +15,7 @@ from onebasin.symmetries.layout import names as names_in
 from onebasin.tensors.states import read_state
 from onebasin.tracing.axes.scopes import solve_scopes
 from onebasin.tracing.axes.terms import Atom, AxisTerm, Piecewise, leaves, parents_of, resolve
-from onebasin.tracing.axes.unification import join, pin
+from onebasin.tracing.axes.unification import is_fixed, join_parts, pin
 from onebasin.tracing.trace import Trace
 
 _INTERLEAVED = Pin("interleaved segments are treated alike")
@@ -72,10 +71,11 @@ def _solve(trace: Trace) -> None:
     while True:
         solve_scopes(trace.scopes)
         found = [term for axes in trace.state.values() for axis in axes for term in _piecewise_terms(resolve(axis))]
-        if not found:
+        free = [term for term in found if not is_fixed(term)]
+        if not free:
             return
-        for term in found:
-            reduce(lambda a, b: join(a, b, _INTERLEAVED), term.parts)
+        for term in free:
+            join_parts(term, _INTERLEAVED)
 
 
 def _piecewise_terms(term: AxisTerm) -> Iterable[Piecewise]:
@@ -131,6 +131,8 @@ def _convert(term: AxisTerm, names: Mapping[Atom, str]) -> Term:
         case Sum(children):
             parts = _fuse([_convert(c, names) for c in children], sum)
             return parts[0] if len(parts) == 1 else Sum(tuple(parts))
+        case Piecewise() as fixed:
+            return Factor(fixed.size)
     raise AssertionError(f"{term} is not the axis of a parameter")
 
 
@@ -167,7 +169,7 @@ def _free_share(term: AxisTerm) -> float:
     """The share of positions that some group moves."""
     match term:
         case Atom():
-            return 0.0 if term.pin else 1.0
+            return 0.0 if term.pin or term.size == 1 else 1.0
         case Product(children):
             return 1 - math.prod(1 - _free_share(c) for c in children)
         case Sum(children):

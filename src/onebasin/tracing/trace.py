@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -91,6 +91,11 @@ class Trace:
         reason = "reshaped across its structure"
         self.pin(axis, reason=reason)
         return self.pinned(axis.size // inner, reason), self.pinned(inner, reason)
+
+    def pin_order(self, axes: Axes, dims: Collection[int], reason: str) -> None:
+        """Fix axes of a tensor along which an operation moves entries: what stands beside them is no longer aligned."""
+        self.pin(*(axes[dim] for dim in dims), reason=reason)
+        self.scope(*(axis for dim, axis in enumerate(axes) if dim not in dims))
 
     def scope(self, *axes: AxisTerm) -> None:
         """Say that these axes are aligned in one operation, and no others are."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from functools import reduce
 
 from onebasin.symmetries import Pin
 from onebasin.symmetries.layout import Product, Sum
@@ -25,7 +24,7 @@ from onebasin.tracing.axes.terms import (
     restrict,
     selects,
 )
-from onebasin.tracing.axes.unification import join
+from onebasin.tracing.axes.unification import is_fixed, join_parts
 
 _NOT_ALIGNED = Pin("segments of an axis are treated alike")
 
@@ -40,8 +39,8 @@ def enforce(axes: Axes) -> bool:
     changed = False
     for found, context, beside in list(_iterate_contexts(axes)):
         if isinstance(found, Piecewise):
-            if forms(found.selector).isdisjoint(beside):
-                reduce(lambda a, b: join(a, b, _NOT_ALIGNED), found.parts)
+            if forms(found.selector).isdisjoint(beside) and not is_fixed(found):
+                join_parts(found, _NOT_ALIGNED)
                 return True
         elif found.link is None and found.parents is None and not context:
             found.parents = context  # it stands alone here, so it depends on nothing anywhere
@@ -72,6 +71,12 @@ def solve_scopes(scopes: Iterable[Axes]) -> None:
 
 
 def _enforce_all(scopes: list[Axes]) -> None:
+    """Enforce scopes until nothing changes.
+
+    This ends, because a measure falls with every change: the multiset of the free atoms, each with its size and the sizes of
+    its parents, in lexicographic order. A change drops a parent, merges two atoms, pins one, or replaces one by atoms that
+    are smaller, or have smaller parents. A piecewise term whose parts cannot be made equal is pinned, and not visited again.
+    """
     changed = True
     while changed:
         changed = False

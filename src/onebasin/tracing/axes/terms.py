@@ -146,8 +146,10 @@ def _resolve(term: AxisTerm) -> AxisTerm:
             return parts[0] if len(parts) == 1 else Sum(tuple(parts))
         case Piecewise():
             parts = [resolve(p) for p in term.parts]
-            same = all(identity(p) == identity(parts[0]) for p in parts[1:])
-            return parts[0] if same else Piecewise(term.selector, tuple(parts))
+            varying = {identity(p): p for p in parts if not isinstance(p, Uniform)}
+            if len(varying) > 1:
+                return Piecewise(term.selector, tuple(parts))
+            return next(iter(varying.values()), parts[0])  # what is uniform fits every term
     return term
 
 
@@ -179,6 +181,8 @@ def _resolve_product(term: Product) -> AxisTerm:
         factor = follow_links(pending.pop(0))
         if isinstance(factor, Product):
             pending = [*factor.factors, *pending]
+        elif isinstance(factor, Uniform) and flat and isinstance(flat[-1], Uniform):
+            flat[-1] = Uniform(flat[-1].size * factor.size)
         elif factor.size != 1:
             flat.append(factor)
     for i, factor in enumerate(flat[:-1] if len(flat) > 1 else flat):

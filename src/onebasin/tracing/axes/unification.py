@@ -108,6 +108,24 @@ def _replace_uniform(term: AxisTerm) -> AxisTerm:
     return term
 
 
+def piecewise(selector: Atom, parts: Sequence[AxisTerm]) -> AxisTerm:
+    """A term with one part per segment of a selector. Where a part is uniform in part, it gets atoms: see `join_parts`."""
+    found = [resolve(part) for part in parts]
+    return Piecewise(selector, tuple(part if isinstance(part, Uniform) else _replace_uniform(part) for part in found))
+
+
+def join_parts(term: Piecewise, why: Pin) -> None:
+    """Make the parts of a piecewise term equal. Parts that cannot be matched are pinned."""
+    reduce(lambda a, b: join(a, b, why), term.parts)
+    if isinstance(resolve(term), Piecewise):
+        pin(term, why)
+
+
+def is_fixed(term: AxisTerm) -> bool:
+    """Whether everything in a term is pinned."""
+    return all(atom.pin for atom in leaves(term))
+
+
 def _limit(term: AxisTerm, outer: frozenset[Atom], around: frozenset[Atom]) -> None:
     match term:
         case Atom():
@@ -187,12 +205,13 @@ def split(term: AxisTerm, inner: int) -> tuple[AxisTerm, AxisTerm] | None:
             selector.link = Sum(tuple(outers))
             if isinstance(origin, Atom) and isinstance(origin.link, Sum) and selector.size == len(origin.link.parts):
                 origin.coarse = selector
-            return selector, Piecewise(selector, tuple(h[1] for h in halves if h))
+            return selector, piecewise(selector, [h[1] for h in halves if h])
         case Piecewise(selector, children):
             halves = [split(c, inner) for c in children]
             if any(h is None for h in halves):
                 return None
-            return tuple(Piecewise(selector, tuple(h[i] for h in halves if h)) for i in (0, 1))  # type: ignore[return-value]
+            outside, within = (piecewise(selector, [h[i] for h in halves if h]) for i in (0, 1))
+            return outside, within
     return None
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from onebasin.tracing.axes.terms import ONE, Atom, Axes, AxisTerm, Piecewise, Product, Sum, Uniform, identity, resolve
-from onebasin.tracing.axes.unification import cut, narrow
+from onebasin.tracing.axes.terms import ONE, Atom, Axes, AxisTerm, Product, Sum, Uniform, identity, resolve
+from onebasin.tracing.axes.unification import cut, narrow, piecewise
 from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, insert_axis, replace_axis
 
 
@@ -114,7 +114,7 @@ def stack_tensors(tensors: Sequence[Axes], dim: int) -> Axes:
     others = []
     for column in zip(*tensors, strict=True):
         is_same = len({identity(resolve(axis)) for axis in column}) == 1
-        others.append(column[0] if is_same else Piecewise(selector, column))
+        others.append(column[0] if is_same else piecewise(selector, column))
     return insert_axis(others, dim, selector)
 
 
