@@ -169,7 +169,8 @@ def test_groups_hold_at_other_sizes(forward):
         larger = (shape[0] + 2, *((shape[1] + 4,) if len(shape) > 2 else ()), shape[-1])
         assert symmetry.verify(model, torch.rand(larger)) < 1e-9
     reasons = {pin.reason for pin in symmetry.pinned.values()}
-    assert "permuting it changes the function at another batch size or sequence length" in reasons or sizes
+    found = {"permuting it changes the function at another batch size or sequence length", "a constant that varies"}
+    assert found & reasons or sizes
 
 
 def test_units_are_counted_again_when_groups_are_pinned():

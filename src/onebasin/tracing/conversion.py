@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from torch import nn
 
 from onebasin.programs.graph import Program
-from onebasin.symmetries import Group, Pin, Site, Symmetry
+from onebasin.symmetries import NEVER_MET, NEVER_READ, Group, Pin, Site, Symmetry
 from onebasin.symmetries.layout import Factor, Layout, Product, Sum, Term
 from onebasin.symmetries.layout import names as names_in
 from onebasin.tensors.states import read_state
@@ -24,6 +24,7 @@ _INTERLEAVED = Pin("interleaved segments are treated alike")
 def to_symmetry(trace: Trace, model: nn.Module, programs: Iterable[Program]) -> Symmetry:
     """Name the groups and find the layout of every tensor of the state, from the trace of these programs."""
     state = read_state(model).shapes
+    unread = _pin_unread(trace, state)
     names = _name_groups(trace, state)
     layouts: dict[str, Layout] = {}
     pinned: dict[tuple[str, int], Pin] = {}
@@ -45,6 +46,7 @@ def to_symmetry(trace: Trace, model: nn.Module, programs: Iterable[Program]) -> 
         ties=trace.ties,
         pinned=pinned,
         unreached=find_unreached(trace, model),
+        unread=unread,
         sites=_sites(trace, model, names, groups),
         num_hidden=num_hidden,
         num_free=num_free,
@@ -57,6 +59,31 @@ def find_unreached(trace: Trace, model: nn.Module) -> tuple[str, ...]:
     """The parameters that no operation reads."""
     keys = [key for key, _ in model.named_parameters(remove_duplicate=False)]
     return tuple(key for key in keys if trace.aliases.get(key, key) not in trace.reached)
+
+
+def _pin_unread(trace: Trace, state: Iterable[str]) -> dict[tuple[str, int], Pin]:
+    """Fix what the calls did not read of parameters that they used, and return the axes with the reasons.
+
+    What met only constants may meet anything in another call: the zero state of a recurrent cell at its second step is what
+    the cell has made. So such a parameter is fixed as a whole.
+    """
+    solve_scopes(trace.scopes)
+    unmet = {leaf for atom in trace.unmet for leaf in leaves(atom)}
+    found: dict[tuple[str, int], Pin] = {}
+    for key in state:
+        first = trace.aliases.get(key, key)
+        if first not in trace.reached:
+            continue
+        read = {leaf for atom in trace.read.get(first, ()) for leaf in leaves(atom)}
+        for number, axis in enumerate(trace.state[first]):
+            for atom in leaves(axis):
+                if atom not in read and (not atom.pin or atom.pin in (NEVER_READ, NEVER_MET)):
+                    found[key, number] = NEVER_MET if atom in unmet else NEVER_READ
+                    pin(atom, found[key, number])
+    for key, _ in [axis for axis, why in found.items() if why is NEVER_MET]:
+        for axis in trace.state[trace.aliases.get(key, key)]:
+            pin(axis, NEVER_MET)
+    return found
 
 
 def pin_groups(trace: Trace, model: nn.Module, groups: Collection[str], reason: Pin) -> None:

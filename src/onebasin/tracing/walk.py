@@ -20,7 +20,7 @@ from onebasin.torch_internals import find_schema
 from onebasin.tracing.axes.scopes import enforce
 from onebasin.tracing.axes.terms import ONE, Atom, Axes, AxisTerm, Uniform, leaves
 from onebasin.tracing.axes.unification import pinned
-from onebasin.tracing.rules import RULES, STATISTICS, pointwise
+from onebasin.tracing.rules import MOVING, RULES, STATISTICS, pointwise
 from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, operation_name
 
 WEIGHT_OPERATIONS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum"}
@@ -39,6 +39,7 @@ class _Walk:
     rules: Mapping[str, Rule]
     values: dict[Node, Any] = field(default_factory=dict)  # axes of a tensor, a list of those, or any other argument
     weights: set[Node] = field(default_factory=set)  # parameters, and what is computed from parameters alone
+    idle: dict[Node, set[Atom]] = field(default_factory=dict)  # `Trace.idle` of operations
 
     def run(self) -> None:
         results = _ModuleResults()
@@ -60,9 +61,31 @@ class _Walk:
                 self._pin_outputs(node)
             else:
                 self.values[node] = None
+        self._find_read_atoms()
         if not self.program.training:  # activations are compared in eval mode
             results.finish()
             self.trace.modules += results.found
+
+    def _find_read_atoms(self) -> None:
+        """Add the atoms of parameters whose entries the outputs depend on to the trace, from the outputs backwards.
+
+        An atom that an operation carries to its result is read if it is read there. One that ends in the operation is read by
+        it, unless the operation only moves entries (a slice), or sums it against constants.
+        """
+        atoms = {node: self._atoms([node]) for node in self.values}
+        read: dict[Node, set[Atom]] = {}
+        for node in reversed(self.program.graph.nodes):
+            if node.op == "output":
+                read.update({n: atoms[n] for n in node.all_input_nodes})
+            elif node.op == "call_function" and node in read:
+                made = set().union(*(atoms[n] for n in ([node] if isinstance(self.values[node], tuple) else node.users) if n in read))
+                idle = {leaf for atom in self.idle.get(node, ()) for leaf in leaves(atom)}
+                for operand in node.all_input_nodes:
+                    ends = set() if operation_name(node) in MOVING else atoms[operand] - made - idle
+                    read[operand] = read.get(operand, set()) | atoms[operand] & read[node] | ends
+            elif node.name in self.program.keys and node in read:
+                key = self.program.keys[node.name]
+                self.trace.read.setdefault(self.trace.aliases.get(key, key), set()).update(read[node])
 
     def _read_placeholder(self, node: Node) -> Any:
         kind, name = self.program.inputs[node.name]
@@ -113,6 +136,9 @@ class _Walk:
             if rule is None:
                 raise NotCovered("no rule for this operation")
             result = rule(self.trace, self._bind(node))
+            if self.trace.idle:
+                self.idle[node] = self.trace.idle
+                self.trace.unmet |= self.trace.idle
         except NotCovered as error:
             result = self._pin_all(node, str(error) if rule is None else f"the rule does not cover this use: {error}")
         expected = _shapes(node.meta.get("val"))
@@ -250,7 +276,7 @@ def _read_constant(node: Node, name: str) -> Any:
 
     def read(axis: int, size: int) -> AxisTerm:
         is_repeated = size > 1 and is_table and bool((value == value.narrow(axis, 0, 1)).all())
-        return Uniform(size) if is_repeated else pinned(size, varies)
+        return Uniform(size, repeats=True) if is_repeated else pinned(size, varies)
 
     def convert(shape: Any) -> Any:
         if isinstance(shape, list):

@@ -57,9 +57,15 @@ class Atom:
 
 @dataclass(frozen=True, eq=False)
 class Uniform:
-    """An extent along which a tensor is constant (broadcast, filled): it can be joined with any term of its size."""
+    """An extent along which a tensor is constant: it can be joined with any term of its size.
+
+    Attributes:
+        size: number of entries.
+        repeats: whether a tensor that varies was repeated along it; otherwise the tensor was filled with one number.
+    """
 
     size: int
+    repeats: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,8 +187,8 @@ def _resolve_product(term: Product) -> AxisTerm:
         factor = follow_links(pending.pop(0))
         if isinstance(factor, Product):
             pending = [*factor.factors, *pending]
-        elif isinstance(factor, Uniform) and flat and isinstance(flat[-1], Uniform):
-            flat[-1] = Uniform(flat[-1].size * factor.size)
+        elif isinstance(factor, Uniform) and flat and isinstance(flat[-1], Uniform) and flat[-1].repeats == factor.repeats:
+            flat[-1] = Uniform(flat[-1].size * factor.size, factor.repeats)
         elif factor.size != 1:
             flat.append(factor)
     for i, factor in enumerate(flat[:-1] if len(flat) > 1 else flat):
@@ -284,6 +290,16 @@ def leaves(term: AxisTerm) -> Iterator[Atom]:
         case Product(children) | Sum(children) | Piecewise(_, children):
             for child in children:
                 yield from leaves(child)
+
+
+def is_filled(term: AxisTerm) -> bool:
+    """Whether a part of a term is an extent that was filled with one number."""
+    match resolve(term):
+        case Uniform(_, repeats):
+            return not repeats
+        case Product(children) | Sum(children) | Piecewise(_, children):
+            return any(map(is_filled, children))
+    return False
 
 
 def depth(term: AxisTerm) -> int:

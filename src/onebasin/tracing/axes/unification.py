@@ -193,7 +193,7 @@ def split(term: AxisTerm, inner: int) -> tuple[AxisTerm, AxisTerm] | None:
             term.link = Product((outside, within))
             return outside, within
         case Uniform():
-            return Uniform(term.size // inner), Uniform(inner)
+            return Uniform(term.size // inner, term.repeats), Uniform(inner, term.repeats)
         case Product(children):
             return _split_product(list(children), inner)
         case Sum(children):
@@ -241,7 +241,7 @@ def cut(term: AxisTerm, marks: Iterable[int]) -> list[AxisTerm]:
     lengths = [b - a for a, b in itertools.pairwise([0, *marks, term.size])]
     match term:
         case Uniform():
-            return [Uniform(n) for n in lengths]
+            return [Uniform(n, term.repeats) for n in lengths]
         case Atom():
             parts = [Atom(n, term.parents, term.pin) for n in lengths]
             term.link = Sum(tuple(parts))

@@ -26,8 +26,9 @@ def convolution(trace: Trace, args: Arguments) -> Axes:
     transposed = args.get("transposed", "transpose" in args.operation)
     inside_w, made = (first, weight[1]) if transposed else (weight[1], first)
     group = trace.join(group, group_w)
-    inside = trace.join(inside, inside_w)
-    trace.scope(group, inside)  # what the input and the weight share
+    trace.join(inside, inside_w)
+    trace.sum_over(inside, inside_w)
+    trace.scope(group, inside_w)  # what the input and the weight share
     trace.scope(group, made)  # what the weight and the result share
     spatial = x[len(x) - num_spatial :]
     positions = _positions(trace, args, spatial, weight[2:])

@@ -74,7 +74,12 @@ def squeeze(trace: Trace, args: Arguments) -> Axes:
 def expand(trace: Trace, args: Arguments) -> Axes:
     """Axes of extent one repeated: uniform along them."""
     axes = (ONE,) * (len(args.shape) - len(args.input)) + args.input
-    return tuple(axis if axis.size == n else Uniform(n) for axis, n in zip(axes, args.shape, strict=True))
+    return tuple(axis if axis.size == n else repeated(args.input, n) for axis, n in zip(axes, args.shape, strict=True))
+
+
+def repeated(axes: Axes, times: int) -> AxisTerm:
+    """An axis along which a tensor with other axes is repeated. If it is the same along all of them, it is filled."""
+    return Uniform(times, repeats=not all(axis.size == 1 or isinstance(resolve(axis), Uniform) for axis in axes))
 
 
 def repeat(trace: Trace, args: Arguments) -> Axes:
@@ -82,7 +87,7 @@ def repeat(trace: Trace, args: Arguments) -> Axes:
     times = args["repeats"] if "repeats" in args else args["dims"]
     axes = (ONE,) * (len(times) - len(args.input)) + args.input
     times = (1,) * (len(axes) - len(times)) + tuple(times)
-    return tuple(axis if n == 1 else Product((Uniform(n), axis)) for axis, n in zip(axes, times, strict=True))
+    return tuple(axis if n == 1 else Product((repeated(axes, n), axis)) for axis, n in zip(axes, times, strict=True))
 
 
 def repeat_interleave(trace: Trace, args: Arguments) -> Axes:
@@ -90,7 +95,7 @@ def repeat_interleave(trace: Trace, args: Arguments) -> Axes:
     times = args["repeats"]
     if "input" not in args or not isinstance(times, int) or args["dim"] is None:
         raise NotCovered("only a fixed number of repeats along one axis is covered")
-    return replace_axis(args.input, args.dim, Product((args.input[args.dim], Uniform(times))))
+    return replace_axis(args.input, args.dim, Product((args.input[args.dim], repeated(args.input, times))))
 
 
 def concatenate(trace: Trace, tensors: Sequence[Axes], dim: int) -> Axes:
