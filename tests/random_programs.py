@@ -61,7 +61,11 @@ class RandomProgram(nn.Module):
             width = self.random.choice([4, 6, 8, 12])
             weight, bias = self.make_weight(width, 3), self.make_weight(width)
             self.add("linear", lambda x, w=weight, b=bias: F.linear(x, w, b).tanh(), 0)
-        if self.random.random() < 0.5:
+        kind = self.random.random()
+        if kind < 0.4:
+            weight = self.make_weight(*(self.random.choice([2, 3, 4, 6]) for _ in range(self.random.randint(2, 3))))
+            self.add("table", lambda x, w=weight: (x.sum(1).view(_BATCH, *[1] * w.dim()) * w).sin(), 0)
+        elif kind < 0.7:
             shape = [self.random.choice([2, 3, 4]) for _ in range(self.random.randint(1, 2))]
             last = self.values[-1].shape[-1]
             weight = self.make_weight(*shape, last)
@@ -80,10 +84,10 @@ class RandomProgram(nn.Module):
         used = {i for _, numbers in self.steps for i in numbers}
         unused = [i for i in range(1, len(self.values)) if i not in used]
         for number in unused[-2:] or [len(self.values) - 1]:
-            value, kind = self.values[number], self.random.randrange(5)
-            if kind == 0 or value.dim() == 0:
+            value, kind = self.values[number], self.random.randrange(7)
+            if kind < 3 or value.dim() == 0:
                 added = self.add("sum", lambda x: x.sin().sum(), number)
-            elif kind == 1 and value.shape[0] == _BATCH and value.dim() > 1:
+            elif kind == 3 and value.shape[0] == _BATCH and value.dim() > 1:
                 weight = self.make_weight(value[0].numel(), 2)
                 added = self.add("all", lambda x, w=weight: x.flatten(1) @ w, number)
             else:
@@ -271,6 +275,13 @@ def _matmul(self: RandomProgram, x: Tensor, rng: random.Random) -> Made:
     return ("matmul", lambda x, y: (x @ y).tanh(), rng.choice(others)) if others else None
 
 
+def _experts(self: RandomProgram, x: Tensor, rng: random.Random) -> Made:
+    if x.dim() < 3:
+        return None
+    weight = self.make_weight(x.shape[1], x.shape[-1], rng.choice([2, 4, x.shape[-1]]))
+    return "experts", lambda x, w=weight: torch.einsum("be...i,eio->be...o", x, w).tanh()
+
+
 def _attention(self: RandomProgram, x: Tensor, rng: random.Random) -> Made:
     if x.dim() < 3:
         return None
@@ -370,7 +381,7 @@ def _residual_linear(self: RandomProgram, x: Tensor, rng: random.Random) -> Made
 _MAKERS = [
     _linear, _parameter, _parameter, _only_parameter, _elementwise, _same_shape, _same_shape, _same_shape, _reshape,
     _unflatten, _unflatten, _flatten, _flatten, _permute, _permute, _concatenate, _concatenate, _stack, _chunk, _chunk, _glu,
-    _softmax, _layer_norm, _channel_norm, _reduce, _gram, _matmul, _attention, _reorder, _reordered_sum, _reordered_sum,
+    _softmax, _layer_norm, _channel_norm, _reduce, _gram, _matmul, _experts, _attention, _reorder, _reordered_sum, _reordered_sum,
     _repeat, _repeat, _convolution, _convolution, _residual_convolution, _residual_linear,
 ]  # fmt: skip
 

@@ -24,6 +24,9 @@ def describe(symmetry: Structure) -> str:
     lines += [line for reason in reasons for line in ("", f"exported, because it could not be recorded: {reason}")]
     if symmetry.unreached:
         lines += ["", f"never used by these calls, left alone: {_shorten(symmetry.unreached)}"]
+    if symmetry.unread:
+        axes = [f"{key}[{axis}]" for key, axis in symmetry.unread]
+        lines += ["", f"read in part by these calls, the rest left alone: {_shorten(axes)}"]
     return "\n".join(lines)
 
 

@@ -67,7 +67,6 @@ def _pin_unread(trace: Trace, state: Iterable[str]) -> dict[tuple[str, int], Pin
     What met only constants may meet anything in another call: the zero state of a recurrent cell at its second step is what
     the cell has made. So such a parameter is fixed as a whole.
     """
-    solve_scopes(trace.scopes)
     unmet = {leaf for atom in trace.unmet for leaf in leaves(atom)}
     found: dict[tuple[str, int], Pin] = {}
     for key in state:

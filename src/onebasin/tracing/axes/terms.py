@@ -146,9 +146,7 @@ def _resolve(term: AxisTerm) -> AxisTerm:
         case Product():
             return _resolve_product(term)
         case Sum():
-            parts: list[AxisTerm] = []
-            for part in map(resolve, term.parts):
-                parts.extend(part.parts if isinstance(part, Sum) else [part])
+            parts = _flatten_sum(term)
             return parts[0] if len(parts) == 1 else Sum(tuple(parts))
         case Piecewise():
             parts = [resolve(p) for p in term.parts]
@@ -157,6 +155,20 @@ def _resolve(term: AxisTerm) -> AxisTerm:
                 return Piecewise(term.selector, tuple(parts))
             return next(iter(varying.values()), parts[0])  # what is uniform fits every term
     return term
+
+
+def _flatten_sum(term: Sum) -> list[AxisTerm]:
+    """The resolved parts of a sum. Sums in sums may be nested as deep as a loop is long: an atom is cut at every step."""
+    parts: list[AxisTerm] = []
+    pending = list(reversed(term.parts))
+    while pending:
+        part = follow_links(pending.pop())
+        found = part.link if isinstance(part, Atom) and part.link is not None else resolve(part)
+        if isinstance(found, Sum):
+            pending += reversed(found.parts)
+        else:
+            parts.append(found)
+    return parts
 
 
 def identity(term: AxisTerm) -> tuple:

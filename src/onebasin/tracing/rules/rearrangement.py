@@ -107,7 +107,7 @@ def concatenate(trace: Trace, tensors: Sequence[Axes], dim: int) -> Axes:
         raise NotCovered("it is empty")
     others = trace.join_axes(*(replace_axis(axes, dim) for axes in filled))
     parts = tuple(axes[dim] if axes[dim].size > 1 else Atom(1) for axes in filled)
-    return insert_axis(others, dim, parts[0] if len(parts) == 1 else Sum(parts))
+    return insert_axis(others, dim, parts[0] if len(parts) == 1 else resolve(Sum(parts)))
 
 
 def stack_tensors(tensors: Sequence[Axes], dim: int) -> Axes:
@@ -201,7 +201,7 @@ def _replace(trace: Trace, axes: Axes, source: Axes, dim: int, start: int, end: 
         new = source[dim] if source[dim].size > 1 else Atom(1)
         parts.append(new if position == start else piece)
         position += piece.size
-    return insert_axis(others, dim, parts[0] if len(parts) == 1 else Sum(tuple(parts)))
+    return insert_axis(others, dim, parts[0] if len(parts) == 1 else resolve(Sum(tuple(parts))))
 
 
 RULES: dict[str, Rule] = {
