@@ -411,11 +411,12 @@ def measure(model: RandomProgram, symmetry: Any, num_trials: int = 3) -> float:
 
 
 def _run(model: nn.Module, state: dict[str, Tensor], x: Tensor) -> list[Tensor]:
+    model.load_state_dict(state)
     with torch.no_grad():
-        return torch.func.functional_call(model, state, (x,))
+        return model(x)
 
 
 def _difference(expected: list[Tensor], found: list[Tensor]) -> float:
     return max(
-        float((a - b).abs().max()) / max(1e-12, float(a.abs().max())) for a, b in zip(expected, found, strict=True)
+        float((a - b).abs().max()) / max(1e-2, float(a.abs().max())) for a, b in zip(expected, found, strict=True)
     )

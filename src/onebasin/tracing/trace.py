@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -71,6 +71,12 @@ class Trace:
         for axis in axes:
             unification.pin(axis, self.explain(reason))
 
+    def scramble(self, axes: Iterable[AxisTerm], sizes: Iterable[int], reason: str) -> Axes:
+        """Fix axes whose entries go to positions that no term describes, and make axes of these sizes for them."""
+        for axis in axes:
+            unification.scramble(axis, self.explain(reason))
+        return tuple(unification.scrambled(size, self.explain(reason)) for size in sizes)
+
     def pinned(self, size: int, reason: str) -> AxisTerm:
         """Make an axis that cannot move."""
         return unification.pinned(size, self.explain(reason))
@@ -90,14 +96,12 @@ class Trace:
             result = unification.join_all(zip(result, other, strict=True), self.mismatch)
         return tuple(result)
 
-    def split(self, axis: AxisTerm, inner: int) -> tuple[AxisTerm, AxisTerm]:
+    def split(self, axis: AxisTerm, inner: int) -> Axes:
         """Split an axis into a product (outer, inner). It is pinned if its structure does not allow that."""
         halves = unification.split(axis, inner)
         if halves is not None:
             return halves
-        reason = "reshaped across its structure"
-        self.pin(axis, reason=reason)
-        return self.pinned(axis.size // inner, reason), self.pinned(inner, reason)
+        return self.scramble([axis], [axis.size // inner, inner], "reshaped across its structure")
 
     def sum_over(self, *axes: AxisTerm) -> None:
         """Say that an operation sums products over these axes, which were joined: note what met filled factors only."""

@@ -30,18 +30,23 @@ class Atom:
         size: number of entries.
         parents: the atoms it depends on; None while nothing is known about them.
         pin: why it cannot move, if it cannot.
+        is_scrambled: whether an operation that pinned it did not say where its entries are in the result. Then nothing depends
+            on it, because what stands beside it need not be aligned.
         link: the term it was found to be.
         coarse: for an atom that was cut, the outer factor of a later split that has one entry per segment: it tells the
             same segments apart.
         number: atoms are numbered in the order in which they are made.
     """
 
-    __slots__ = ("coarse", "link", "number", "parents", "pin", "size")
+    __slots__ = ("coarse", "is_scrambled", "link", "number", "parents", "pin", "size")
 
-    def __init__(self, size: int, parents: frozenset[Atom] | None = None, pin: Pin | None = None):
+    def __init__(
+        self, size: int, parents: frozenset[Atom] | None = None, pin: Pin | None = None, is_scrambled: bool = False
+    ):
         self.size = size
         self.parents = frozenset() if pin else parents
         self.pin = pin
+        self.is_scrambled = is_scrambled
         self.link: AxisTerm | None = None
         self.coarse: Atom | None = None
         self.number = next(_numbers)
@@ -285,7 +290,8 @@ def parents_of(atom: Atom) -> frozenset[Atom]:
         parent = pending.pop()
         match parent.link:
             case None | Sum() | Piecewise():
-                found.add(parent)
+                if not parent.is_scrambled:
+                    found.add(parent)
             case Atom():
                 pending.append(parent.link)
             case Product(children):

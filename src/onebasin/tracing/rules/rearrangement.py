@@ -37,8 +37,7 @@ def _regroup(trace: Trace, axes: Axes, shape: Sequence[int]) -> Axes:
                 need = 1
             else:
                 reason = "reshaped across its structure"
-                trace.pin(axis, *left, *taken, reason=reason)
-                rest = [trace.pinned(n, reason) for n in shape[: len(shape) - len(result)]]
+                rest = trace.scramble([axis, *left, *taken], shape[: len(shape) - len(result)], reason)
                 return (*rest, *reversed(result))
         result.append(ONE if not taken else taken[0] if len(taken) == 1 else Product(tuple(taken)))
     return tuple(reversed(result))
