@@ -276,7 +276,7 @@ ATTENTION: dict[str, Case] = {
             attn=nn.MultiheadAttention(6, 3, batch_first=True, bias=False),
         ),
         sequence(),
-        ["2[3*]", "2[3*]", "6", "6"],  # the values and what is made of them are computed, and dropped
+        ["2[3*]", "6"],  # the values and what is made of them are computed, and dropped
     ),
     "encoder layer": Case(
         lambda: nn.Sequential(

@@ -10,17 +10,51 @@ from onebasin.programs.failures import NotRecordable
 from onebasin.programs.recording import record
 
 
-def test_constants_are_computed():
-    """A mask that is the same for all units frees them, one that is not pins them."""
-    made = {
-        "same": lambda: torch.ones(8).cumsum(0).clamp(max=1.0),
-        "varies": lambda: torch.ones(8).cumsum(0).clamp(max=2.0),
-    }
-    for name, make in made.items():
-        model = two_layers(lambda self, x, make=make: self.last(self.first(x) * make()))
-        program = record(model, call_of(torch.rand(3, 4)))
-        assert [len(value.shape) for value in program.given.values()] == [2, 1]
-        assert len(ob.symmetry(model, torch.rand(3, 4)).groups) == (1 if name == "same" else 0)
+MADE = {
+    "filled": (lambda x: torch.full((8,), 2.0).exp(), 1),
+    "filled later": (lambda x: torch.empty(8).zero_(), 1),
+    "shaped like another": (lambda x: x.new_zeros(8) + torch.ones_like(x).sum(), 1),
+    "expanded": (lambda x: torch.arange(3.0)[:, None].expand(3, 8), 1),
+    "summed over what varies": (lambda x: torch.arange(24.0).view(3, 8).sum(1, keepdim=True), 1),
+    "equal by chance": (lambda x: torch.ones(8).cumsum(0).clamp(max=1.0), 0),
+    "equal at the first position": (lambda x: torch.cos(0 * torch.arange(8.0)), 0),
+    "numbers": (lambda x: torch.tensor([1.0] * 8), 0),
+    "filled in part": (lambda x: torch.zeros(2, 8).select(0, 1).fill_(0.0), 0),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_constants_are_judged_by_how_they_are_made(name):
+    """One that is the same for all units however it is called frees them; one that is so at the example pins them."""
+    make, num_groups = MADE[name]
+    model = two_layers(lambda self, x: self.last(self.first(x) * make(x)))
+    program = record(model, call_of(torch.rand(3, 4)))
+    assert len(program.given) == 2
+    assert len(ob.symmetry(model, torch.rand(3, 4), verify=False).groups) == num_groups
+
+
+KEPT = {
+    "a table": (torch.arange(3.0)[:, None].repeat(1, 8), 1),
+    "a state that is not set": (torch.zeros(3, 8), 0),
+    "a table of units": (torch.arange(8.0), 0),
+}
+
+
+@pytest.mark.parametrize("front_end", ["recording", "export"])
+@pytest.mark.parametrize("name", KEPT)
+def test_constants_that_a_module_keeps(name, front_end):
+    def forward(self, x):
+        h = self.first(x) + self.kept
+        if front_end == "export":
+            h[:, :0].zero_()
+        return self.last(h)
+
+    kept, num_groups = KEPT[name]
+    model = two_layers(forward)
+    model.register_buffer("kept", kept, persistent=False)
+    symmetry = ob.symmetry(model, torch.rand(3, 4), verify=False)
+    assert [f.name for f in symmetry.front_ends] == [front_end]
+    assert len(symmetry.groups) == num_groups
 
 
 def test_what_is_made_in_the_shape_of_a_result_is_a_constant():

@@ -48,6 +48,7 @@ def test_a_trace_without_operations():
     trace.state["weight"] = (Atom(8), Atom(4))
     trace.scopes.append(trace.state["weight"])
     trace.reached.add("weight")
+    trace.read["weight"] = set(trace.state["weight"])
     assert find_unreached(trace, model) == ("bias",)
     symmetry = to_symmetry(trace, model, [])
     assert {name: group.size for name, group in symmetry.groups.items()} == {"weight": 8, "weight:2": 4}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Graph, Node
 
 from onebasin.programs.failures import NotRecordable
-from onebasin.programs.shapes import iterate_leaves, written_arguments
+from onebasin.programs.shapes import iterate_leaves, make_empty, map_leaves, written_arguments
 from onebasin.programs.snapshots import ModuleSnapshot
 from onebasin.torch_internals import memory_id
 
@@ -70,3 +72,75 @@ class ConstantMemory:
             memory = {find_memory(leaf) for leaf in targets if isinstance(leaf, Tensor)}
             if not memory <= self._made - self._read:
                 raise NotRecordable(f"{func} writes a tensor that existed before, or was read already")
+
+
+_FILLING = {torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar}
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor is all of its memory."""
+    return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
+
+
+class Makings:
+    """How the constants of a recording were made: a graph of the operations, beside the values.
+
+    Whether a constant is the same along an axis at every call follows from how it was made, not from its values at one call:
+    at a single position all rotations of a rotary embedding are one.
+    """
+
+    def __init__(self) -> None:
+        self._graph = Graph()
+        self._nodes: dict[int, Node] = {}
+        self._written: set[int] = set()
+        self._alive: list[Tensor] = []  # an identity is unique among living objects only
+
+    def add(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+        """Add an operation and its result, which is returned. What is written in place is no longer known."""
+        if written_arguments(func):
+            self._write(func, [leaf for leaf in iterate_leaves((args, kwargs)) if isinstance(leaf, Tensor)])
+            return result
+        node = self._graph.create_node("call_function", func, *map_leaves((args, kwargs), Tensor, self.find))
+        node.meta["val"] = map_leaves(result, Tensor, make_empty)
+        if isinstance(result, Tensor):
+            return self._keep(result, node)
+        for number, part in enumerate(result if isinstance(result, (list, tuple)) else ()):
+            if isinstance(part, Tensor):
+                self._keep(part, self._graph.create_node("call_function", operator.getitem, (node, number)))
+        return result
+
+    def add_filled(self, tensor: Tensor) -> Tensor:
+        """Add a tensor that has the same number everywhere. It is returned."""
+        return self.add(torch.ops.aten.full.default, (list(tensor.shape), 0), {}, tensor)
+
+    def _write(self, func: Any, operands: list[Tensor]) -> None:
+        target, *others = operands
+        if func in _FILLING and not others and _is_whole(target):
+            self._written.discard(find_memory(target))
+            self.add_filled(target)
+        else:
+            self._written.update(map(find_memory, operands))
+
+    def add_opaque(self, tensor: Tensor) -> Tensor:
+        """Add a tensor that was made from Python numbers. It is returned."""
+        node = self._graph.create_node("placeholder", "numbers")
+        node.meta["val"] = make_empty(tensor)
+        return self._keep(tensor, node)
+
+    def _keep(self, tensor: Tensor, node: Node) -> Tensor:
+        node.meta.setdefault("val", make_empty(tensor))
+        self._nodes[id(tensor)] = node
+        self._alive.append(tensor)
+        return tensor
+
+    def find(self, tensor: Tensor) -> Node:
+        """The operation that made a constant; a placeholder for one that a module keeps, or that was written in place."""
+        is_written = find_memory(tensor) in self._written
+        if is_written or id(tensor) not in self._nodes:
+            node = self._graph.create_node("placeholder", "constant")
+            node.meta["val"] = make_empty(tensor)
+            if is_written:
+                return node
+            node.meta["kept"] = tensor
+            self._keep(tensor, node)
+        return self._nodes[id(tensor)]

@@ -33,7 +33,7 @@ def export(model: nn.Module, call: Call, reason: str = "") -> Program:
     for node in exported.graph.nodes:
         stack = list((node.meta.get("nn_module_stack") or {}).items())
         node.meta["module"] = (stack[-1][1][0], stack[-1][0]) if stack else ("", "")
-    inputs, given = {}, {}
+    inputs, given, kept = {}, {}, {}
     arguments = iter(call.leaves)
     for spec in exported.graph_signature.input_specs:
         name = getattr(spec.arg, "name", "")
@@ -45,6 +45,11 @@ def export(model: nn.Module, call: Call, reason: str = "") -> Program:
             given[name] = next(arguments)
         elif kind not in (InputKind.PARAMETER, InputKind.BUFFER):
             given[name] = exported.constants.get(key)
+            if spec.kind == InputKind.BUFFER:
+                kept[name] = given[name]
+    for node in exported.graph.nodes:
+        if node.name in kept:
+            node.meta["kept"] = kept[node.name]
     return Program(exported.graph, inputs, given, FrontEnd("export", reason))
 
 

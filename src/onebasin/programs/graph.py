@@ -44,7 +44,9 @@ class Program:
 
     Attributes:
         graph: the operations, in order. ``meta["val"]`` of a node is a tensor with the shape and type of its result, or a
-            list of those. ``meta["module"]`` is the path of the module that called it, and a name for that call.
+            list of those. ``meta["module"]`` is the path of the module that called it, and a name for that call. A constant
+            has ``meta["making"]``, a node of another graph, if it is known how it was made, or ``meta["kept"]``, its value,
+            if a module keeps it.
         inputs: what each placeholder stands for: its kind, and its state key or its name.
         given: the values of placeholders that are not in the state: inputs of the call, and constants.
         front_end: what made the program.

@@ -22,7 +22,7 @@ from torch.fx import Graph, Node
 from torch.overrides import TorchFunctionMode
 
 from onebasin.programs.calls import Call, list_outputs
-from onebasin.programs.constants import PLAIN, ConstantMemory, find_memory
+from onebasin.programs.constants import PLAIN, ConstantMemory, Makings, find_memory
 from onebasin.programs.failures import ModuleFails, NotRecordable, NotTraceable, ReadsValues, SwallowedError, describe_error
 from onebasin.programs.graph import FrontEnd, Program
 from onebasin.programs.isolation import isolated, run_module
@@ -153,6 +153,7 @@ class _Recorder(TorchDispatchMode):
         self._constants = ConstantMemory((tensor for tensor, _, _ in self._sources.values()), snapshot)
         self._constant_names = {id(buffer): key for key, buffer in model.named_buffers()}
         self._nodes: dict[int, Node] = {}
+        self._makings = Makings()
         self._alive: list[Tensor] = []  # an identity is unique among living objects only
         self._memory: dict[int, object] = {}  # by identity of a tensor: what it shares with its views
         self._num_views: Counter[object] = Counter()
@@ -214,7 +215,8 @@ class _Recorder(TorchDispatchMode):
         if not is_random(func) and not any(map(self.is_followed, operands)):
             return self._compute_constant(func, args, kwargs, operands)
         if func.overloadpacket in _FACTORIES and not args[0].is_meta:  # reads a shape and no values, so it makes a constant
-            return self._constants.add(_run(func, (make_empty(args[0], args[0].device), *args[1:]), kwargs))
+            made = self._constants.add(_run(func, (make_empty(args[0], args[0].device), *args[1:]), kwargs))
+            return self._makings.add_filled(made)
         if written_arguments(func):
             return self._write(func, args, kwargs)
         nodes = map_leaves((args, kwargs), Tensor, self._find_node)
@@ -257,6 +259,8 @@ class _Recorder(TorchDispatchMode):
                 name = self._constant_names.get(id(tensor), f"made for {self._modules[-1][0] or 'the model'}")
             node = self.graph.create_node("placeholder", name)
             node.meta = {"val": self._shapes.of(tensor)}
+            if kind == InputKind.CONSTANT_TENSOR:
+                node.meta["making"] = self._makings.find(tensor)
             self._inputs[node.name] = (kind, name)
             if kind not in (InputKind.PARAMETER, InputKind.BUFFER):
                 self._given[node.name] = tensor
@@ -290,11 +294,11 @@ class _Recorder(TorchDispatchMode):
 
     def _compute_constant(self, func: Any, args: Any, kwargs: Any, operands: list[Tensor]) -> Any:
         if func is torch.ops.aten.lift_fresh.default:  # made from Python numbers or an array, which may be written later
-            return self._constants.add(args[0].clone())
+            return self._makings.add_opaque(self._constants.add(args[0].clone()))
         for operand in operands:
             self._constants.check(operand)
         self._constants.check_write(func, args, kwargs)
-        return self._constants.add(_run(func, args, kwargs), operands)
+        return self._makings.add(func, args, kwargs, self._constants.add(_run(func, args, kwargs), operands))
 
     def finish(self, result: Any, training: bool) -> Program:
         """The program. Its outputs are all tensors that the call returned."""

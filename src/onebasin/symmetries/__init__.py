@@ -1,6 +1,6 @@
 """Symmetry and Permutation as values."""
 
-from onebasin.symmetries.structure import Group, Pin, Site, UnreachedWarning
+from onebasin.symmetries.structure import NEVER_MET, NEVER_READ, Group, Pin, Site, UnreachedWarning
 from onebasin.symmetries.symmetry import Permutation, Symmetry
 
-__all__ = ["Group", "Permutation", "Pin", "Site", "Symmetry", "UnreachedWarning"]
+__all__ = ["NEVER_MET", "NEVER_READ", "Group", "Permutation", "Pin", "Site", "Symmetry", "UnreachedWarning"]

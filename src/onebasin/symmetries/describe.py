@@ -25,6 +25,9 @@ def describe(symmetry: Structure) -> str:
     lines += [line for limit in symmetry.limits for line in ("", limit)]
     if symmetry.unreached:
         lines += ["", f"never used by these calls, left alone: {_shorten(symmetry.unreached)}"]
+    if symmetry.unread:
+        axes = [f"{key}[{axis}]" for key, axis in symmetry.unread]
+        lines += ["", f"read in part by these calls, the rest left alone: {_shorten(axes)}"]
     return "\n".join(lines)
 
 

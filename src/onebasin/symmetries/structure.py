@@ -48,6 +48,10 @@ class Pin:
         return f"{self.reason} ({self.operation}{where})" if self.operation else self.reason
 
 
+NEVER_READ = Pin("these calls never read it")
+NEVER_MET = Pin("these calls multiply it by constants only")
+
+
 @dataclass(frozen=True)
 class Site:
     """Where groups live in the activations: the output of a module, at its `call`-th use, with this layout.
@@ -70,6 +74,8 @@ class Structure:
         ties: state keys that are one tensor.
         pinned: why an axis (key, axis) has parts that are not free.
         unreached: parameters that the example calls never used; they are left alone.
+        unread: axes (key, axis) of other parameters of which the example calls read a part only, and why the rest stays where
+            it is.
         sites: for each group, the activations it lives in.
         num_hidden: hidden units: output channels of weight operations that are not model outputs.
         num_free: how many of those can move.
@@ -83,6 +89,7 @@ class Structure:
     ties: Ties = ()
     pinned: Mapping[tuple[str, int], Pin] = field(default_factory=dict)
     unreached: tuple[str, ...] = ()
+    unread: Mapping[tuple[str, int], Pin] = field(default_factory=dict)
     sites: Mapping[str, tuple[Site, ...]] = field(default_factory=dict)
     num_hidden: int = 0
     num_free: int = 0

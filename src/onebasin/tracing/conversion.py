@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from functools import reduce
 
 from torch import nn
 
 from onebasin.programs.graph import Program
-from onebasin.symmetries import Group, Pin, Site, Symmetry
+from onebasin.symmetries import NEVER_MET, NEVER_READ, Group, Pin, Site, Symmetry
 from onebasin.symmetries.layout import Factor, Layout, Product, Sum, Term
 from onebasin.symmetries.layout import names as names_in
 from onebasin.tensors.states import read_state
 from onebasin.tracing.axes.scopes import solve_scopes
 from onebasin.tracing.axes.terms import Atom, AxisTerm, Piecewise, leaves, parents_of, resolve
-from onebasin.tracing.axes.unification import join
+from onebasin.tracing.axes.unification import is_fixed, join_parts, pin
 from onebasin.tracing.trace import Trace
 
 _INTERLEAVED = Pin("interleaved segments are treated alike")
@@ -25,6 +24,7 @@ _INTERLEAVED = Pin("interleaved segments are treated alike")
 def to_symmetry(trace: Trace, model: nn.Module, programs: Iterable[Program]) -> Symmetry:
     """Name the groups and find the layout of every tensor of the state, from the trace of these programs."""
     state = read_state(model).shapes
+    unread = _pin_unread(trace, state)
     names = _name_groups(trace, state)
     layouts: dict[str, Layout] = {}
     pinned: dict[tuple[str, int], Pin] = {}
@@ -46,6 +46,7 @@ def to_symmetry(trace: Trace, model: nn.Module, programs: Iterable[Program]) -> 
         ties=trace.ties,
         pinned=pinned,
         unreached=find_unreached(trace, model),
+        unread=unread,
         sites=_sites(trace, model, names, groups),
         num_hidden=num_hidden,
         num_free=num_free,
@@ -60,15 +61,40 @@ def find_unreached(trace: Trace, model: nn.Module) -> tuple[str, ...]:
     return tuple(key for key in keys if trace.aliases.get(key, key) not in trace.reached)
 
 
+def _pin_unread(trace: Trace, state: Iterable[str]) -> dict[tuple[str, int], Pin]:
+    """Fix what the calls did not read of parameters that they used, and return the axes with the reasons.
+
+    What met only constants may meet anything in another call: the zero state of a recurrent cell at its second step is what
+    the cell has made. So such a parameter is fixed as a whole.
+    """
+    unmet = {leaf for atom in trace.unmet for leaf in leaves(atom)}
+    found: dict[tuple[str, int], Pin] = {}
+    for key in state:
+        first = trace.aliases.get(key, key)
+        if first not in trace.reached:
+            continue
+        read = {leaf for atom in trace.read.get(first, ()) for leaf in leaves(atom)}
+        for number, axis in enumerate(trace.state[first]):
+            for atom in leaves(axis):
+                if atom not in read and (not atom.pin or atom.pin in (NEVER_READ, NEVER_MET)):
+                    found[key, number] = NEVER_MET if atom in unmet else NEVER_READ
+                    pin(atom, found[key, number])
+    for key, _ in [axis for axis, why in found.items() if why is NEVER_MET]:
+        for axis in trace.state[trace.aliases.get(key, key)]:
+            pin(axis, NEVER_MET)
+    return found
+
+
 def _solve(trace: Trace) -> None:
     """Solve the scopes. The axes of parameters must not be piecewise inside another factor: there all parts are joined."""
     while True:
         solve_scopes(trace.scopes)
         found = [term for axes in trace.state.values() for axis in axes for term in _piecewise_terms(resolve(axis))]
-        if not found:
+        free = [term for term in found if not is_fixed(term)]
+        if not free:
             return
-        for term in found:
-            reduce(lambda a, b: join(a, b, _INTERLEAVED), term.parts)
+        for term in free:
+            join_parts(term, _INTERLEAVED)
 
 
 def _piecewise_terms(term: AxisTerm) -> Iterable[Piecewise]:
@@ -124,6 +150,8 @@ def _convert(term: AxisTerm, names: Mapping[Atom, str]) -> Term:
         case Sum(children):
             parts = _fuse([_convert(c, names) for c in children], sum)
             return parts[0] if len(parts) == 1 else Sum(tuple(parts))
+        case Piecewise() as fixed:
+            return Factor(fixed.size)
     raise AssertionError(f"{term} is not the axis of a parameter")
 
 
@@ -160,7 +188,7 @@ def _free_share(term: AxisTerm) -> float:
     """The share of positions that some group moves."""
     match term:
         case Atom():
-            return 0.0 if term.pin else 1.0
+            return 0.0 if term.pin or term.size == 1 else 1.0
         case Product(children):
             return 1 - math.prod(1 - _free_share(c) for c in children)
         case Sum(children):

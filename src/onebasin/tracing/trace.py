@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from onebasin.tensors.states import Ties
 from onebasin.torch_internals import find_schema
 from onebasin.tracing.axes import unification
 from onebasin.tracing.axes.scopes import enforce
-from onebasin.tracing.axes.terms import ONE, Axes, AxisTerm
+from onebasin.tracing.axes.terms import ONE, Atom, Axes, AxisTerm, is_filled, leaves
 
 
 class NotCovered(Exception):
@@ -32,6 +32,9 @@ class Trace:
         aliases: for each tied key, the first of them.
         state: the axes of each parameter and statistic, by state key.
         reached: the keys that some operation reads.
+        read: for each key the atoms whose entries the outputs of some call depend on.
+        idle: atoms that the current operation sums over, and multiplies by nothing but constants that are filled along them.
+        unmet: all such atoms so far.
         scopes: axes that one operation reads side by side.
         units: the output channels of operations with weights, by the names of the weights.
         outputs: the axes of what the calls return.
@@ -45,6 +48,9 @@ class Trace:
         self.aliases = {key: keys[0] for keys in ties for key in keys}
         self.state: dict[str, Axes] = {}
         self.reached: set[str] = set()
+        self.read: dict[str, set[Atom]] = {}
+        self.idle: set[Atom] = set()
+        self.unmet: set[Atom] = set()
         self.scopes: list[Axes] = []
         self.units: dict[tuple[str, ...], AxisTerm] = {}
         self.outputs: list[AxisTerm] = []
@@ -54,6 +60,7 @@ class Trace:
     def enter(self, operation: str, module: str) -> None:
         """Name the operation that the next reasons are about, and the module that calls it."""
         self.mismatch = Pin("joined with an axis of another structure", operation, module)
+        self.idle = set()
 
     def explain(self, reason: str) -> Pin:
         """A reason to pin axes, with the current operation."""
@@ -63,6 +70,12 @@ class Trace:
         """Fix axes, because of the current operation."""
         for axis in axes:
             unification.pin(axis, self.explain(reason))
+
+    def scramble(self, axes: Iterable[AxisTerm], sizes: Iterable[int], reason: str) -> Axes:
+        """Fix axes whose entries go to positions that no term describes, and make axes of these sizes for them."""
+        for axis in axes:
+            unification.scramble(axis, self.explain(reason))
+        return tuple(unification.scrambled(size, self.explain(reason)) for size in sizes)
 
     def pinned(self, size: int, reason: str) -> AxisTerm:
         """Make an axis that cannot move."""
@@ -83,14 +96,24 @@ class Trace:
             result = unification.join_all(zip(result, other, strict=True), self.mismatch)
         return tuple(result)
 
-    def split(self, axis: AxisTerm, inner: int) -> tuple[AxisTerm, AxisTerm]:
+    def split(self, axis: AxisTerm, inner: int) -> Axes:
         """Split an axis into a product (outer, inner). It is pinned if its structure does not allow that."""
         halves = unification.split(axis, inner)
         if halves is not None:
             return halves
-        reason = "reshaped across its structure"
-        self.pin(axis, reason=reason)
-        return self.pinned(axis.size // inner, reason), self.pinned(inner, reason)
+        return self.scramble([axis], [axis.size // inner, inner], "reshaped across its structure")
+
+    def sum_over(self, *axes: AxisTerm) -> None:
+        """Say that an operation sums products over these axes, which were joined: note what met filled factors only."""
+        for number, axis in enumerate(axes):
+            others = axes[:number] + axes[number + 1 :]
+            if any(map(is_filled, others)):
+                self.idle.update(set(leaves(axis)).difference(*map(leaves, others)))
+
+    def pin_order(self, axes: Axes, dims: Collection[int], reason: str) -> None:
+        """Fix axes of a tensor along which an operation moves entries: what stands beside them is no longer aligned."""
+        self.pin(*(axes[dim] for dim in dims), reason=reason)
+        self.scope(*(axis for dim, axis in enumerate(axes) if dim not in dims))
 
     def scope(self, *axes: AxisTerm) -> None:
         """Say that these axes are aligned in one operation, and no others are."""

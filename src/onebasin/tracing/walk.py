@@ -18,9 +18,9 @@ from onebasin.programs.shapes import bind_arguments
 from onebasin.symmetries import Pin
 from onebasin.torch_internals import find_schema
 from onebasin.tracing.axes.scopes import enforce
-from onebasin.tracing.axes.terms import ONE, Atom, Axes, Uniform, leaves
+from onebasin.tracing.axes.terms import ONE, Atom, Axes, AxisTerm, Uniform, leaves
 from onebasin.tracing.axes.unification import pinned
-from onebasin.tracing.rules import RULES, STATISTICS, pointwise
+from onebasin.tracing.rules import MOVING, RULES, STATISTICS, pointwise
 from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, operation_name
 
 WEIGHT_OPERATIONS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum"}
@@ -47,6 +47,7 @@ class _Walk:
     with_sites: bool
     values: dict[Node, Any] = field(default_factory=dict)  # axes of a tensor, a list of those, or any other argument
     weights: set[Node] = field(default_factory=set)  # parameters, and what is computed from parameters alone
+    idle: dict[Node, set[Atom]] = field(default_factory=dict)  # `Trace.idle` of operations
 
     def run(self) -> None:
         results = _ModuleResults()
@@ -68,9 +69,33 @@ class _Walk:
                 self._pin_outputs(node)
             else:
                 self.values[node] = None
+        self._find_read_atoms()
         if self.with_sites:
             results.finish()
             self.trace.modules += results.found
+
+    def _find_read_atoms(self) -> None:
+        """Add the atoms of parameters whose entries the outputs depend on to the trace, from the outputs backwards.
+
+        An atom that an operation carries to its result is read if it is read there. One that ends in the operation is read by
+        it, unless the operation only moves entries (a slice), or sums it against constants.
+        """
+        atoms = {node: self._atoms([node]) for node in self.values}
+        read: dict[Node, set[Atom]] = {}
+        for node in reversed(self.program.graph.nodes):
+            if node.op == "output":
+                read.update({n: atoms[n] for n in node.all_input_nodes})
+            elif node.op == "call_function" and node in read:
+                made = set().union(
+                    *(atoms[n] for n in ([node] if isinstance(self.values[node], tuple) else node.users) if n in read)
+                )
+                idle = {leaf for atom in self.idle.get(node, ()) for leaf in leaves(atom)}
+                for operand in node.all_input_nodes:
+                    ends = set() if operation_name(node) in MOVING else atoms[operand] - made - idle
+                    read[operand] = read.get(operand, set()) | atoms[operand] & read[node] | ends
+            elif node.name in self.program.keys and node in read:
+                key = self.program.keys[node.name]
+                self.trace.read.setdefault(self.trace.aliases.get(key, key), set()).update(read[node])
 
     def _read_placeholder(self, node: Node) -> Any:
         kind, name = self.program.inputs[node.name]
@@ -92,7 +117,24 @@ class _Walk:
             axes = tuple(pinned(n, Pin("a buffer that is no norm's statistic", name)) for n in shape)
             self.trace.state.setdefault(self.trace.aliases.get(name, name), axes)
             return axes
-        return _read_constant(self.program.given.get(node.name), shape, name)
+        return self._read_making(node.meta["making"], name) if "making" in node.meta else _read_constant(node, name)
+
+    def _read_making(self, made: Node, name: str) -> Axes:
+        """The axes of a constant that operations made, by the rules of the operations."""
+        pending = [made]
+        while pending:
+            node = pending[-1]
+            needed = [n for n in node.all_input_nodes if n not in self.values]
+            pending += needed
+            if needed:
+                continue
+            if node.op == "placeholder" or not (node.all_input_nodes or self._find_rule(node)):
+                self.values[node] = _read_constant(node, name)
+            else:
+                self.trace.enter(operation_name(node), "")
+                self.values[node] = self._call(node)
+            pending.pop()
+        return self.values[made]
 
     def _call(self, node: Node) -> Any:
         if operation_name(node) == "getitem":
@@ -104,6 +146,9 @@ class _Walk:
             if rule is None:
                 raise NotCovered("no rule for this operation")
             result = rule(self.trace, self._bind(node))
+            if self.trace.idle:
+                self.idle[node] = self.trace.idle
+                self.trace.unmet |= self.trace.idle
         except NotCovered as error:
             result = self._pin_all(node, str(error) if rule is None else f"the rule does not cover this use: {error}")
         expected = _shapes(node.meta.get("val"))
@@ -231,11 +276,21 @@ def _is_statistic(node: Node) -> bool:
     return True
 
 
-def _read_constant(value: Any, shape: tuple[int, ...], name: str) -> Axes:
-    """The axes of a constant: uniform where all entries along an axis are equal, pinned elsewhere."""
-    varies = Pin("a constant that varies", name)
-    has_values = isinstance(value, Tensor) and not value.is_meta and value.numel() > 0
-    return tuple(
-        Uniform(n) if n > 1 and has_values and bool((value == value.narrow(axis, 0, 1)).all()) else pinned(n, varies)
-        for axis, n in enumerate(shape)
-    )
+def _read_constant(node: Node, name: str) -> Any:
+    """The axes of a constant: pinned, but uniform where a module keeps a table that it has repeated along an axis.
+
+    One that is the same everywhere may be a state that is not set yet.
+    """
+    varies, value = Pin("a constant that varies", name), node.meta.get("kept")
+    is_table = isinstance(value, Tensor) and not value.is_meta and bool((value != value.flatten()[:1]).any())
+
+    def read(axis: int, size: int) -> AxisTerm:
+        is_repeated = size > 1 and is_table and bool((value == value.narrow(axis, 0, 1)).all())
+        return Uniform(size, repeats=True) if is_repeated else pinned(size, varies)
+
+    def convert(shape: Any) -> Any:
+        if isinstance(shape, list):
+            return [convert(s) for s in shape]
+        return None if shape is None else tuple(read(axis, size) for axis, size in enumerate(shape))
+
+    return convert(_shapes(node.meta.get("val")))

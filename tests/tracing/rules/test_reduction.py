@@ -15,8 +15,8 @@ CASES = [
     (lambda self, x: self.last(self.first(x)).mean().squeeze(0).sort().values.cumsum(0), [2, 8]),
     (lambda self, x: self.last(self.first(x)) + self.first(x).mean().argmax(), [8]),
     (lambda self, x: self.last(self.first(x).softmax(1)) + self.first(x).sum().softmax(0), [8]),
-    (lambda self, x: self.last(F.pad(self.first(x).sum(1, keepdim=True), (3, 4))), [8, 3, 4]),
-    (lambda self, x: self.last(F.pad(self.first(x)[:, :0], (4, 4))), [8, 4, 4]),
+    (lambda self, x: self.last(F.pad(self.first(x).sum(1, keepdim=True), (3, 4))), [8]),  # what meets zeros only is not free
+    (lambda self, x: self.last(F.pad(self.first(x)[:, :0], (4, 4))), []),
     (lambda self, x: self.last(F.max_pool1d(self.first(x).unsqueeze(1), 3, 1, 1).squeeze(1)), []),
     (lambda self, x: self.last(self.first(x).roll(1, 0)), [8]),
     (lambda self, x: self.last(self.first(x).flip(1)), []),

@@ -106,4 +106,5 @@ def _list_contents(symmetry: Symmetry) -> dict[str, Any]:
         "pinned": pin_reasons(symmetry),
         "ties": symmetry.ties,
         "unreached": symmetry.unreached,
+        "unread": [f"{key}[{axis}]" for key, axis in symmetry.unread],
     }

@@ -6,9 +6,10 @@ contraction share. A child that lacks one of its parents in some scope is the sa
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from functools import reduce
 
 from onebasin.symmetries import Pin
 from onebasin.symmetries.layout import Product, Sum
@@ -25,7 +26,7 @@ from onebasin.tracing.axes.terms import (
     restrict,
     selects,
 )
-from onebasin.tracing.axes.unification import join
+from onebasin.tracing.axes.unification import is_fixed, join_parts
 
 _NOT_ALIGNED = Pin("segments of an axis are treated alike")
 
@@ -40,8 +41,8 @@ def enforce(axes: Axes) -> bool:
     changed = False
     for found, context, beside in list(_iterate_contexts(axes)):
         if isinstance(found, Piecewise):
-            if forms(found.selector).isdisjoint(beside):
-                reduce(lambda a, b: join(a, b, _NOT_ALIGNED), found.parts)
+            if forms(found.selector).isdisjoint(beside) and not is_fixed(found):
+                join_parts(found, _NOT_ALIGNED)
                 return True
         elif found.link is None and found.parents is None and not context:
             found.parents = context  # it stands alone here, so it depends on nothing anywhere
@@ -72,6 +73,12 @@ def solve_scopes(scopes: Iterable[Axes]) -> None:
 
 
 def _enforce_all(scopes: list[Axes]) -> None:
+    """Enforce scopes until nothing changes.
+
+    This ends, because a measure falls with every change: the multiset of the free atoms, each with its size and the sizes of
+    its parents, in lexicographic order. A change drops a parent, merges two atoms, pins one, or replaces one by atoms that
+    are smaller, or have smaller parents. A piecewise term whose parts cannot be made equal is pinned, and not visited again.
+    """
     changed = True
     while changed:
         changed = False
@@ -92,12 +99,13 @@ def _is_independent(term: AxisTerm) -> bool:
 def _iterate_contexts(axes: Axes) -> Iterator[Context]:
     for branch in _branches(axes):
         terms = [resolve(a) for a in branch]
-        covers = [_covered(t) for t in terms]
-        total = Counter(a for cover in covers for a in cover)
-        for i, (term, cover) in enumerate(zip(terms, covers, strict=True)):
-            outside = frozenset(a for a, n in total.items() if n == 1 and a not in cover)
+        covers, counts = [_covered(t) for t in terms], [_count(t) for t in terms]
+        total = sum(counts, Counter())
+        for i, (term, count) in enumerate(zip(terms, counts, strict=True)):
+            outside = frozenset(a for j, cover in enumerate(covers) if j != i for a in cover if total[a] == 1)
             beside = frozenset(identity(t) for j, t in enumerate(terms) if j != i)
-            yield from _visit(term, frozenset(), outside, beside)
+            repeated = frozenset(a for a, n in count.items() if n > 1)
+            yield from _visit(term, frozenset(), outside, beside, repeated)
 
 
 def _branches(axes: Axes) -> Iterator[Axes]:
@@ -114,37 +122,52 @@ def _branches(axes: Axes) -> Iterator[Axes]:
     yield axes
 
 
-def _visit(term: AxisTerm, inside: frozenset[Atom], outside: frozenset[Atom], beside: frozenset[tuple]) -> Iterator[Context]:
-    """Yield the contexts of a resolved term that may depend on atoms inside and outside of its own axis."""
+def _visit(
+    term: AxisTerm, inside: frozenset[Atom], outside: frozenset[Atom], beside: frozenset[tuple], repeated: frozenset[Atom]
+) -> Iterator[Context]:
+    """Yield the contexts of a resolved term that may depend on atoms inside and outside of its own axis.
+
+    Atoms that are repeated in the axis are none of them: it cannot be told which coordinate is meant.
+    """
     match term:
         case Atom():
             yield term, (inside | outside) - {term}, beside
         case Product(children):
-            counts = Counter(a for c in children for a in _covered(c))
-            once = frozenset(a for a, n in counts.items() if n == 1)
-            inside, outside = (inside | once) - (counts.keys() - once), outside - counts.keys()
+            inside = (inside | _covered(term)) - repeated
             for i, child in enumerate(children):
                 others = frozenset(identity(c) for j, c in enumerate(children) if j != i)
-                yield from _visit(child, inside, outside, beside | others)
+                yield from _visit(child, inside, outside, beside | others, repeated)
         case Sum(children):
             for child in children:
-                yield from _visit(child, inside, outside, beside)
+                yield from _visit(child, inside, outside, beside, repeated)
         case Piecewise(_, children):
             yield term, inside | outside, beside
             for child in children:
-                yield from _visit(child, inside, outside, beside)
+                yield from _visit(child, inside, outside, beside, repeated)
 
 
 def _covered(term: AxisTerm) -> frozenset[Atom]:
     """The atoms that have a coordinate at every position of a resolved term."""
     match term:
         case Atom():
-            return frozenset([term])
+            return frozenset() if term.is_scrambled else frozenset([term])
         case Product(children):
             return frozenset().union(*map(_covered, children))
         case Sum(children) | Piecewise(_, children):
             return frozenset.intersection(*map(_covered, children))
     return frozenset()
+
+
+def _count(term: AxisTerm) -> Counter[Atom]:
+    """How many coordinates each atom has at a position of a resolved term, at most."""
+    match term:
+        case Atom():
+            return Counter([term])
+        case Product(children):
+            return sum(map(_count, children), Counter())
+        case Sum(children) | Piecewise(_, children):
+            return functools.reduce(operator.or_, map(_count, children))
+    return Counter()
 
 
 def _close(parents: frozenset[Atom]) -> frozenset[Atom]:

@@ -30,18 +30,23 @@ class Atom:
         size: number of entries.
         parents: the atoms it depends on; None while nothing is known about them.
         pin: why it cannot move, if it cannot.
+        is_scrambled: whether an operation that pinned it did not say where its entries are in the result. Then nothing depends
+            on it, because what stands beside it need not be aligned.
         link: the term it was found to be.
         coarse: for an atom that was cut, the outer factor of a later split that has one entry per segment: it tells the
             same segments apart.
         number: atoms are numbered in the order in which they are made.
     """
 
-    __slots__ = ("coarse", "link", "number", "parents", "pin", "size")
+    __slots__ = ("coarse", "is_scrambled", "link", "number", "parents", "pin", "size")
 
-    def __init__(self, size: int, parents: frozenset[Atom] | None = None, pin: Pin | None = None):
+    def __init__(
+        self, size: int, parents: frozenset[Atom] | None = None, pin: Pin | None = None, is_scrambled: bool = False
+    ):
         self.size = size
         self.parents = frozenset() if pin else parents
         self.pin = pin
+        self.is_scrambled = is_scrambled
         self.link: AxisTerm | None = None
         self.coarse: Atom | None = None
         self.number = next(_numbers)
@@ -57,9 +62,15 @@ class Atom:
 
 @dataclass(frozen=True, eq=False)
 class Uniform:
-    """An extent along which a tensor is constant (broadcast, filled): it can be joined with any term of its size."""
+    """An extent along which a tensor is constant: it can be joined with any term of its size.
+
+    Attributes:
+        size: number of entries.
+        repeats: whether a tensor that varies was repeated along it; otherwise the tensor was filled with one number.
+    """
 
     size: int
+    repeats: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,15 +151,29 @@ def _resolve(term: AxisTerm) -> AxisTerm:
         case Product():
             return _resolve_product(term)
         case Sum():
-            parts: list[AxisTerm] = []
-            for part in map(resolve, term.parts):
-                parts.extend(part.parts if isinstance(part, Sum) else [part])
+            parts = _flatten_sum(term)
             return parts[0] if len(parts) == 1 else Sum(tuple(parts))
         case Piecewise():
             parts = [resolve(p) for p in term.parts]
-            same = all(identity(p) == identity(parts[0]) for p in parts[1:])
-            return parts[0] if same else Piecewise(term.selector, tuple(parts))
+            varying = {identity(p): p for p in parts if not isinstance(p, Uniform)}
+            if len(varying) > 1:
+                return Piecewise(term.selector, tuple(parts))
+            return next(iter(varying.values()), parts[0])  # what is uniform fits every term
     return term
+
+
+def _flatten_sum(term: Sum) -> list[AxisTerm]:
+    """The resolved parts of a sum. Sums in sums may be nested as deep as a loop is long: an atom is cut at every step."""
+    parts: list[AxisTerm] = []
+    pending = list(reversed(term.parts))
+    while pending:
+        part = follow_links(pending.pop())
+        found = part.link if isinstance(part, Atom) and part.link is not None else resolve(part)
+        if isinstance(found, Sum):
+            pending += reversed(found.parts)
+        else:
+            parts.append(found)
+    return parts
 
 
 def identity(term: AxisTerm) -> tuple:
@@ -179,6 +204,8 @@ def _resolve_product(term: Product) -> AxisTerm:
         factor = follow_links(pending.pop(0))
         if isinstance(factor, Product):
             pending = [*factor.factors, *pending]
+        elif isinstance(factor, Uniform) and flat and isinstance(flat[-1], Uniform) and flat[-1].repeats == factor.repeats:
+            flat[-1] = Uniform(flat[-1].size * factor.size, factor.repeats)
         elif factor.size != 1:
             flat.append(factor)
     for i, factor in enumerate(flat[:-1] if len(flat) > 1 else flat):
@@ -263,7 +290,8 @@ def parents_of(atom: Atom) -> frozenset[Atom]:
         parent = pending.pop()
         match parent.link:
             case None | Sum() | Piecewise():
-                found.add(parent)
+                if not parent.is_scrambled:
+                    found.add(parent)
             case Atom():
                 pending.append(parent.link)
             case Product(children):
@@ -280,6 +308,16 @@ def leaves(term: AxisTerm) -> Iterator[Atom]:
         case Product(children) | Sum(children) | Piecewise(_, children):
             for child in children:
                 yield from leaves(child)
+
+
+def is_filled(term: AxisTerm) -> bool:
+    """Whether a part of a term is an extent that was filled with one number."""
+    match resolve(term):
+        case Uniform(_, repeats):
+            return not repeats
+        case Product(children) | Sum(children) | Piecewise(_, children):
+            return any(map(is_filled, children))
+    return False
 
 
 def depth(term: AxisTerm) -> int:

@@ -38,6 +38,18 @@ def pinned(size: int, why: Pin) -> AxisTerm:
     return ONE if size == 1 else Atom(size, pin=why)
 
 
+def scramble(term: AxisTerm, why: Pin) -> None:
+    """Fix everything in a term, and let nothing depend on it: its entries go to positions that no term describes."""
+    pin(term, why)
+    for atom in list(leaves(term)):
+        atom.is_scrambled = True
+
+
+def scrambled(size: int, why: Pin) -> AxisTerm:
+    """Make an extent that cannot move, on which nothing can depend."""
+    return ONE if size == 1 else Atom(size, pin=why, is_scrambled=True)
+
+
 def join(first: AxisTerm, second: AxisTerm, why: Pin) -> AxisTerm:
     """Make two terms equal and return the result. What cannot be matched is pinned, with this reason."""
     first, second = resolve(first), resolve(second)
@@ -76,6 +88,7 @@ def _merge(kept: Atom, gone: Atom) -> Atom:
     else:
         parents = parents_of(kept) & parents_of(gone)
     kept.pin = kept.pin or gone.pin
+    kept.is_scrambled = kept.is_scrambled or gone.is_scrambled
     kept.parents = frozenset() if kept.pin else parents
     gone.link = kept
     return kept
@@ -86,7 +99,7 @@ def _bind(atom: Atom, term: AxisTerm, why: Pin) -> AxisTerm:
         return join(atom, reduce(lambda a, b: join(a, b, why), term.parts), why)
     term = _replace_uniform(term)
     if atom.pin:
-        pin(term, atom.pin)
+        (scramble if atom.is_scrambled else pin)(term, atom.pin)
     elif atom.parents is not None:
         allowed = parents_of(atom)
         _limit(term, allowed, allowed.union(leaves(term)))
@@ -106,6 +119,24 @@ def _replace_uniform(term: AxisTerm) -> AxisTerm:
         case Piecewise(selector, children):
             return Piecewise(selector, tuple(map(_replace_uniform, children)))
     return term
+
+
+def piecewise(selector: Atom, parts: Sequence[AxisTerm]) -> AxisTerm:
+    """A term with one part per segment of a selector. Where a part is uniform in part, it gets atoms: see `join_parts`."""
+    found = [resolve(part) for part in parts]
+    return Piecewise(selector, tuple(part if isinstance(part, Uniform) else _replace_uniform(part) for part in found))
+
+
+def join_parts(term: Piecewise, why: Pin) -> None:
+    """Make the parts of a piecewise term equal. Parts that cannot be matched are pinned."""
+    reduce(lambda a, b: join(a, b, why), term.parts)
+    if isinstance(resolve(term), Piecewise):
+        scramble(term, why)
+
+
+def is_fixed(term: AxisTerm) -> bool:
+    """Whether everything in a term is pinned."""
+    return all(atom.pin for atom in leaves(term))
 
 
 def _limit(term: AxisTerm, outer: frozenset[Atom], around: frozenset[Atom]) -> None:
@@ -149,10 +180,9 @@ def _join_products(first: AxisTerm, second: AxisTerm, why: Pin) -> AxisTerm:
         pairs.append((a, b))
     else:
         return resolve(Product(tuple(join_all(pairs[::-1], why))))
-    result = _replace_uniform(first)  # where one of them is uniform the other need not be
-    pin(result, why)
-    pin(second, why)
-    return resolve(result)
+    scramble(first, why)
+    scramble(second, why)
+    return scrambled(first.size, why)
 
 
 def _boundaries(term: AxisTerm) -> Sequence[int]:
@@ -170,12 +200,12 @@ def split(term: AxisTerm, inner: int) -> tuple[AxisTerm, AxisTerm] | None:
         return None
     match term:
         case Atom():
-            outside = Atom(term.size // inner, term.parents, term.pin)
-            within = Atom(inner, None if term.parents is None else term.parents | {outside}, term.pin)
+            outside = Atom(term.size // inner, term.parents, term.pin, term.is_scrambled)
+            within = Atom(inner, None if term.parents is None else term.parents | {outside}, term.pin, term.is_scrambled)
             term.link = Product((outside, within))
             return outside, within
         case Uniform():
-            return Uniform(term.size // inner), Uniform(inner)
+            return Uniform(term.size // inner, term.repeats), Uniform(inner, term.repeats)
         case Product(children):
             return _split_product(list(children), inner)
         case Sum(children):
@@ -187,12 +217,13 @@ def split(term: AxisTerm, inner: int) -> tuple[AxisTerm, AxisTerm] | None:
             selector.link = Sum(tuple(outers))
             if isinstance(origin, Atom) and isinstance(origin.link, Sum) and selector.size == len(origin.link.parts):
                 origin.coarse = selector
-            return selector, Piecewise(selector, tuple(h[1] for h in halves if h))
+            return selector, piecewise(selector, [h[1] for h in halves if h])
         case Piecewise(selector, children):
             halves = [split(c, inner) for c in children]
             if any(h is None for h in halves):
                 return None
-            return tuple(Piecewise(selector, tuple(h[i] for h in halves if h)) for i in (0, 1))  # type: ignore[return-value]
+            outside, within = (piecewise(selector, [h[i] for h in halves if h]) for i in (0, 1))
+            return outside, within
     return None
 
 
@@ -222,9 +253,9 @@ def cut(term: AxisTerm, marks: Iterable[int]) -> list[AxisTerm]:
     lengths = [b - a for a, b in itertools.pairwise([0, *marks, term.size])]
     match term:
         case Uniform():
-            return [Uniform(n) for n in lengths]
+            return [Uniform(n, term.repeats) for n in lengths]
         case Atom():
-            parts = [Atom(n, term.parents, term.pin) for n in lengths]
+            parts = [Atom(n, term.parents, term.pin, term.is_scrambled) for n in lengths]
             term.link = Sum(tuple(parts))
             return list(parts)
         case Sum(children):
@@ -263,8 +294,8 @@ def _cut_product(term: Product, children: tuple[AxisTerm, ...], marks: list[int]
         spread = None
     if not isinstance(spread, Sum):  # an outer factor that depends on an inner one
         why = Pin("an interleaved axis is cut")
-        pin(term, why)
-        return [pinned(b - a, why) for a, b in itertools.pairwise([0, *marks, term.size])]
+        scramble(term, why)
+        return [scrambled(b - a, why) for a, b in itertools.pairwise([0, *marks, term.size])]
     return _cut_sum(spread.parts, marks)
 
 

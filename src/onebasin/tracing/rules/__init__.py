@@ -30,4 +30,7 @@ RULES: dict[str, Rule] = {
     **recurrent.RULES,
 }
 
-__all__ = ["RULES", "STATISTICS", "pointwise"]
+MOVING = {"getitem", "copy", "fill", *rearrangement.RULES}
+"""Operations that read no entries: they give them other positions, or leave them out."""
+
+__all__ = ["MOVING", "RULES", "STATISTICS", "pointwise"]

@@ -43,7 +43,7 @@ def _repeat_heads(axes: Axes, num_heads: int) -> Axes:
     """Every key-value head serves several query heads in a row."""
     *batch, heads, positions, units = axes
     times = num_heads // heads.size
-    return (*batch, Product((heads, Uniform(times))) if times > 1 else heads, positions, units)
+    return (*batch, Product((heads, Uniform(times, repeats=True))) if times > 1 else heads, positions, units)
 
 
 RULES: dict[str, Rule] = {"scaled_dot_product_attention": attention}

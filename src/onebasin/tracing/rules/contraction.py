@@ -22,6 +22,8 @@ def contract(trace: Trace, operands: Sequence[tuple[Axes, Letters]], result: Let
         axes[letter] = trace.join(
             *(axis for own, letters in operands for axis, x in zip(own, letters, strict=True) if x == letter)
         )
+    for letter in set(axes).difference(result):
+        trace.sum_over(*(axis for own, letters in operands for axis, x in zip(own, letters, strict=True) if x == letter))
     output = tuple(axes[letter] for letter in result)
     tensors = [*operands, (output, result)]
     varying = [{x for axis, x in zip(own, letters, strict=True) if _varies(axis)} for own, letters in tensors]

@@ -26,14 +26,18 @@ def convolution(trace: Trace, args: Arguments) -> Axes:
     transposed = args.get("transposed", "transpose" in args.operation)
     inside_w, made = (first, weight[1]) if transposed else (weight[1], first)
     group = trace.join(group, group_w)
-    inside = trace.join(inside, inside_w)
-    trace.scope(group, inside)  # what the input and the weight share
+    trace.join(inside, inside_w)
+    trace.sum_over(inside, inside_w)
+    trace.scope(group, inside_w)  # what the input and the weight share
     trace.scope(group, made)  # what the weight and the result share
+    spatial = x[len(x) - num_spatial :]
+    positions = _positions(trace, args, spatial, weight[2:])
+    trace.scope(*batch, group, *(positions if positions is spatial else ()))  # what the input and the result share
     produced = group if made.size == 1 else made if group.size == 1 else Product((group, made))
     if args["bias"] is not None:
         produced = trace.join(produced, args["bias"][0])
     trace.units[args.name("weight"),] = produced
-    return (*batch, produced, *_positions(trace, args, x[len(x) - num_spatial :], weight[2:]))
+    return (*batch, produced, *positions)
 
 
 def _positions(trace: Trace, args: Arguments, spatial: Axes, kernel: Axes) -> Axes:
@@ -56,6 +60,7 @@ def pixel_shuffle(trace: Trace, args: Arguments) -> Axes:
     *batch, channels, height, width = args.input
     kept, inner = trace.split(channels, args["upscale_factor"] ** 2)
     trace.pin(inner, height, width, reason=_TO_POSITIONS)
+    trace.scope(*batch, kept)
     return (*batch, kept, *(trace.pinned(n, _TO_POSITIONS) for n in args.shape[-2:]))
 
 
@@ -63,6 +68,7 @@ def pixel_unshuffle(trace: Trace, args: Arguments) -> Axes:
     """Positions become channels: (c, r, r)."""
     *batch, channels, height, width = args.input
     trace.pin(height, width, reason=_TO_CHANNELS)
+    trace.scope(*batch, channels)
     made = Product((channels, trace.pinned(args["downscale_factor"] ** 2, _TO_CHANNELS)))
     return (*batch, made, *(trace.pinned(n, _TO_CHANNELS) for n in args.shape[-2:]))
 
@@ -70,7 +76,7 @@ def pixel_unshuffle(trace: Trace, args: Arguments) -> Axes:
 def unfold(trace: Trace, args: Arguments) -> Axes:
     """Windows along one axis: positions become (window, position in it), the latter last."""
     dim, reason = args.axis(args["dimension"]), "windows overlap"
-    trace.pin(args.input[dim], reason=reason)
+    trace.pin_order(args.input, [dim], reason)
     windows, inside = (trace.pinned(args.shape[i], reason) for i in (dim, -1))
     return (*replace_axis(args.input, dim, windows), inside)
 
@@ -79,6 +85,7 @@ def im2col(trace: Trace, args: Arguments) -> Axes:
     """Windows of an image as columns: channels become (channel, position in the window)."""
     *batch, channels, height, width = args.input
     trace.pin(height, width, reason=_TO_CHANNELS)
+    trace.scope(*batch, channels)
     *_, made, positions = args.shape
     inside = trace.pinned(made // channels.size, _TO_CHANNELS)
     return (*batch, Product((channels, inside)), trace.pinned(positions, _TO_CHANNELS))
@@ -90,6 +97,7 @@ def col2im(trace: Trace, args: Arguments) -> Axes:
     *_, made, height, width = args.shape
     channels, inside = trace.split(columns, columns.size // made)
     trace.pin(inside, positions, reason=_TO_POSITIONS)
+    trace.scope(*batch, channels)
     return (*batch, channels, trace.pinned(height, _TO_POSITIONS), trace.pinned(width, _TO_POSITIONS))
 
 

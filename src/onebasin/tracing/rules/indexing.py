@@ -13,7 +13,7 @@ def index(trace: Trace, args: Arguments) -> Axes:
     """x[i, :, j]: indices are broadcast. They stand in the place of the first, or in front if they are not adjacent."""
     axes, indices = args.input, list(args["indices"])
     indexed = [dim for dim, i in enumerate(indices) if i is not None]
-    trace.pin(*(axes[dim] for dim in indexed), reason=_REASON)
+    trace.pin_order(axes, indexed, _REASON)
     common = broadcast(trace, *(indices[dim] for dim in indexed))
     is_adjacent = indexed == list(range(indexed[0], indexed[-1] + 1))
     start = indexed[0] if is_adjacent else 0
@@ -23,7 +23,7 @@ def index(trace: Trace, args: Arguments) -> Axes:
 
 def index_select(trace: Trace, args: Arguments) -> Axes:
     """One index along one axis."""
-    trace.pin(args.input[args.dim], reason=_REASON)
+    trace.pin_order(args.input, [args.dim], _REASON)
     return replace_axis(args.input, args.dim, *(args["index"] or (ONE,)))
 
 
@@ -32,17 +32,13 @@ def gather(trace: Trace, args: Arguments) -> Axes:
     axes, chosen, dim = args.input, args["index"], args.dim
     if len(axes) != len(chosen):
         raise NotCovered("the index has another number of axes")
-    trace.pin(axes[dim], reason=_REASON)
-    result = []
-    for d, (x, i) in enumerate(zip(axes, chosen, strict=True)):
-        if d == dim:
-            result.append(i)
-        elif x.size == i.size:
-            result.append(trace.join(x, i))
-        else:
-            trace.pin(x, i, reason="part of it is indexed")
-            result.append(trace.pinned(i.size, "part of it is indexed"))
-    return tuple(result)
+    partial = [d for d, (x, i) in enumerate(zip(axes, chosen, strict=True)) if d != dim and x.size != i.size]
+    kept = [d for d in range(len(axes)) if d != dim and d not in partial]
+    trace.pin_order(axes, [dim, *partial], _REASON)
+    trace.pin(*(chosen[d] for d in partial), reason=_REASON)
+    trace.scope(*(chosen[d] for d in kept))
+    joined = dict(zip(kept, trace.join_axes(*([tensor[d] for d in kept] for tensor in (axes, chosen))), strict=True))
+    return tuple(joined.get(d, i if d == dim else trace.pinned(i.size, _REASON)) for d, i in enumerate(chosen))
 
 
 RULES: dict[str, Rule] = {"index": index, "index_select": index_select, "gather": gather}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from onebasin.tracing.axes.terms import ONE, Atom, Axes, AxisTerm, Piecewise, Product, Sum, Uniform, identity, resolve
-from onebasin.tracing.axes.unification import cut, narrow
+from onebasin.tracing.axes.terms import ONE, Atom, Axes, AxisTerm, Product, Sum, Uniform, identity, resolve
+from onebasin.tracing.axes.unification import cut, narrow, piecewise
 from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, insert_axis, replace_axis
 
 
@@ -37,8 +37,7 @@ def _regroup(trace: Trace, axes: Axes, shape: Sequence[int]) -> Axes:
                 need = 1
             else:
                 reason = "reshaped across its structure"
-                trace.pin(axis, *left, *taken, reason=reason)
-                rest = [trace.pinned(n, reason) for n in shape[: len(shape) - len(result)]]
+                rest = trace.scramble([axis, *left, *taken], shape[: len(shape) - len(result)], reason)
                 return (*rest, *reversed(result))
         result.append(ONE if not taken else taken[0] if len(taken) == 1 else Product(tuple(taken)))
     return tuple(reversed(result))
@@ -74,7 +73,12 @@ def squeeze(trace: Trace, args: Arguments) -> Axes:
 def expand(trace: Trace, args: Arguments) -> Axes:
     """Axes of extent one repeated: uniform along them."""
     axes = (ONE,) * (len(args.shape) - len(args.input)) + args.input
-    return tuple(axis if axis.size == n else Uniform(n) for axis, n in zip(axes, args.shape, strict=True))
+    return tuple(axis if axis.size == n else repeated(args.input, n) for axis, n in zip(axes, args.shape, strict=True))
+
+
+def repeated(axes: Axes, times: int) -> AxisTerm:
+    """An axis along which a tensor with other axes is repeated. If it is the same along all of them, it is filled."""
+    return Uniform(times, repeats=not all(axis.size == 1 or isinstance(resolve(axis), Uniform) for axis in axes))
 
 
 def repeat(trace: Trace, args: Arguments) -> Axes:
@@ -82,7 +86,7 @@ def repeat(trace: Trace, args: Arguments) -> Axes:
     times = args["repeats"] if "repeats" in args else args["dims"]
     axes = (ONE,) * (len(times) - len(args.input)) + args.input
     times = (1,) * (len(axes) - len(times)) + tuple(times)
-    return tuple(axis if n == 1 else Product((Uniform(n), axis)) for axis, n in zip(axes, times, strict=True))
+    return tuple(axis if n == 1 else Product((repeated(axes, n), axis)) for axis, n in zip(axes, times, strict=True))
 
 
 def repeat_interleave(trace: Trace, args: Arguments) -> Axes:
@@ -90,7 +94,7 @@ def repeat_interleave(trace: Trace, args: Arguments) -> Axes:
     times = args["repeats"]
     if "input" not in args or not isinstance(times, int) or args["dim"] is None:
         raise NotCovered("only a fixed number of repeats along one axis is covered")
-    return replace_axis(args.input, args.dim, Product((args.input[args.dim], Uniform(times))))
+    return replace_axis(args.input, args.dim, Product((args.input[args.dim], repeated(args.input, times))))
 
 
 def concatenate(trace: Trace, tensors: Sequence[Axes], dim: int) -> Axes:
@@ -102,7 +106,7 @@ def concatenate(trace: Trace, tensors: Sequence[Axes], dim: int) -> Axes:
         raise NotCovered("it is empty")
     others = trace.join_axes(*(replace_axis(axes, dim) for axes in filled))
     parts = tuple(axes[dim] if axes[dim].size > 1 else Atom(1) for axes in filled)
-    return insert_axis(others, dim, parts[0] if len(parts) == 1 else Sum(parts))
+    return insert_axis(others, dim, parts[0] if len(parts) == 1 else resolve(Sum(parts)))
 
 
 def stack_tensors(tensors: Sequence[Axes], dim: int) -> Axes:
@@ -114,7 +118,7 @@ def stack_tensors(tensors: Sequence[Axes], dim: int) -> Axes:
     others = []
     for column in zip(*tensors, strict=True):
         is_same = len({identity(resolve(axis)) for axis in column}) == 1
-        others.append(column[0] if is_same else Piecewise(selector, column))
+        others.append(column[0] if is_same else piecewise(selector, column))
     return insert_axis(others, dim, selector)
 
 
@@ -196,7 +200,7 @@ def _replace(trace: Trace, axes: Axes, source: Axes, dim: int, start: int, end: 
         new = source[dim] if source[dim].size > 1 else Atom(1)
         parts.append(new if position == start else piece)
         position += piece.size
-    return insert_axis(others, dim, parts[0] if len(parts) == 1 else Sum(tuple(parts)))
+    return insert_axis(others, dim, parts[0] if len(parts) == 1 else resolve(Sum(tuple(parts))))
 
 
 RULES: dict[str, Rule] = {

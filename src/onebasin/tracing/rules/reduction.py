@@ -39,7 +39,7 @@ def maximum(trace: Trace, args: Arguments) -> Any:
 
 def position(trace: Trace, args: Arguments) -> Axes:
     """Argmax and argmin: a position along the axis is read."""
-    trace.pin(*(args.input[dim] for dim in args.axes(args.get("dim"))), reason=_POSITION)
+    trace.pin_order(args.input, args.axes(args.get("dim")), _POSITION)
     return reduce(trace, args)
 
 
@@ -54,7 +54,7 @@ def ordered(trace: Trace, args: Arguments) -> Any:
     """Cumulative sums, rolls, flips, sorts: the order along the axis matters, and a uniform axis need not stay uniform."""
     x = args.input
     dims = args.axes(args.get("dim", args.get("dims", -1)))
-    trace.pin(*(x[d] for d in dims), reason=_ORDER)
+    trace.pin_order(x, dims, _ORDER)
     results = [tuple(trace.pinned(n, _ORDER) if d in dims else x[d] for d, n in enumerate(s)) for s in args.shapes]
     return results if args.returns_several else results[0]
 
@@ -62,7 +62,7 @@ def ordered(trace: Trace, args: Arguments) -> Any:
 def triangle(trace: Trace, args: Arguments) -> Axes:
     """Tril and triu: the order along the last two axes matters."""
     *batch, rows, columns = args.input
-    trace.pin(rows, columns, reason=_ORDER)
+    trace.pin_order(args.input, [len(batch), len(batch) + 1], _ORDER)
     return (*batch, trace.pinned(rows.size, _ORDER), trace.pinned(columns.size, _ORDER))
 
 
@@ -74,6 +74,7 @@ def _pool(num_spatial: int) -> Rule:
         pools_all = "adaptive" in args.operation and all(n == 1 for n in sizes)
         if not pools_all or args.returns_several:
             trace.pin(*spatial, reason=_NEIGHBOURS)
+        trace.scope(*channels)
         result = (*channels, *(trace.pinned(n, _NEIGHBOURS) for n in sizes))
         return [result, result] if args.returns_several else result
 
@@ -91,7 +92,7 @@ def pad(trace: Trace, args: Arguments) -> Axes:
         if before == after == 0:
             continue
         if copies or before < 0 or after < 0:
-            trace.pin(result[axis], reason=_NEIGHBOURS)
+            trace.pin_order(tuple(result), [axis], _NEIGHBOURS)
             result[axis] = trace.pinned(result[axis].size + before + after, _NEIGHBOURS)
         else:
             kept = result[axis] if result[axis].size != 1 else Atom(1)
