@@ -94,7 +94,9 @@ class RandomProgram(nn.Module):
                 dim = self.random.randrange(value.dim())
                 weight = self.make_weight(2, value.shape[dim])
                 added = self.add(
-                    f"along {dim}", lambda x, w=weight, d=dim: F.linear(x.movedim(d, -1), w).sin().reshape(-1, 2).sum(0), number
+                    f"along {dim}",
+                    lambda x, w=weight, d=dim: F.linear(x.movedim(d, -1), w).sin().reshape(-1, 2).sum(0),
+                    number,
                 )
             self.outputs += [len(self.values) - 1] if added else []
         self.outputs = self.outputs or [len(self.values) - 1]
@@ -186,7 +188,9 @@ def _concatenate(self: RandomProgram, x: Tensor, rng: random.Random) -> Made:
     others = [
         i
         for i, y in enumerate(self.values)
-        if i and y.dim() == x.dim() and all(d == dim or a == b for d, (a, b) in enumerate(zip(x.shape, y.shape, strict=True)))
+        if i
+        and y.dim() == x.dim()
+        and all(d == dim or a == b for d, (a, b) in enumerate(zip(x.shape, y.shape, strict=True)))
     ]
     kind = rng.randrange(3)
     if kind == 0:
@@ -417,6 +421,4 @@ def _run(model: nn.Module, state: dict[str, Tensor], x: Tensor) -> list[Tensor]:
 
 
 def _difference(expected: list[Tensor], found: list[Tensor]) -> float:
-    return max(
-        float((a - b).abs().max()) / max(1e-2, float(a.abs().max())) for a, b in zip(expected, found, strict=True)
-    )
+    return max(float((a - b).abs().max()) / max(1e-2, float(a.abs().max())) for a, b in zip(expected, found, strict=True))

@@ -17,7 +17,9 @@ MIXING = {
     "index": lambda h: h + h[:, torch.tensor([1, 2, 0, 3])],
     "index select": lambda h: h + h.index_select(1, torch.tensor([1, 2, 0, 3])),
     "gather": lambda h: h + h.gather(1, (h > 0).long()),
-    "gather by what its children make": lambda h: h + h.gather(1, (h > 0).sum(2, keepdim=True).clamp(max=3).expand(-1, -1, 6)),
+    "gather by what its children make": lambda h: (
+        h + h.gather(1, (h > 0).sum(2, keepdim=True).clamp(max=3).expand(-1, -1, 6))
+    ),
     "negative padding": lambda h: h + F.pad(h, (0, 0, -1, 1)),
     "pooling": lambda h: h + F.avg_pool1d(h.mT, 3, 1, 1).mT,
     "k-th value": lambda h: h + h.kthvalue(2, 1, keepdim=True).values,

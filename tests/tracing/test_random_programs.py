@@ -28,7 +28,9 @@ def test_random_programs():
 
 def test_programs_that_were_wrong_once():
     """Seeds that found a mistake in a rule."""
-    check([3, 7, 84, 132, 143, 280, 1626, 1726, 2256, 2303, 2304, 2473, 2671, 2894, 3675, 3836, 4129, 4144, 4264, 5267, 7499])
+    check(
+        [3, 7, 84, 132, 143, 280, 1626, 1726, 2256, 2303, 2304, 2473, 2671, 2894, 3675, 3836, 4129, 4144, 4264, 5267, 7499]
+    )
 
 
 @pytest.mark.slow

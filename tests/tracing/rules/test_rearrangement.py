@@ -16,7 +16,10 @@ CASES = [
     (lambda self, x: self.last(torch.constant_pad_nd(self.first(x)[:, ::3], (0, 5))), []),  # what meets zeros only
     (lambda self, x: self.last(torch.cat([self.first(x), torch.ones(0)], 1)), [8]),
     (lambda self, x: self.last(self.first(x)) + torch.cat([x[:, :0], x[:, :0]], 1).sum(), [8]),
-    (lambda self, x: self.last(torch.slice_scatter(self.first(x), x[:, :2], 1, 0, 2)), [6]),  # and two units that nothing reads
+    (
+        lambda self, x: self.last(torch.slice_scatter(self.first(x), x[:, :2], 1, 0, 2)),
+        [6],
+    ),  # and two units that nothing reads
     (lambda self, x: self.last(torch.slice_scatter(self.first(x), x[:, :0], 1, 2, 2)), [8]),
     (lambda self, x: self.last(torch.slice_scatter(self.first(x), x, 1, 0, 8, 2)), []),
     (lambda self, x: self.last(torch.select_scatter(self.first(x), x[:, 0], 1, 3)), [3, 4]),

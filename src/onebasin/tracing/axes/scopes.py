@@ -132,9 +132,9 @@ def _visit(
 ) -> Iterator[Context]:
     """Yield the contexts of a resolved term that may depend on atoms inside and outside of its own axis.
 
-    Some atoms are ambiguous: those that are repeated in the axis, and those that other axes have too. Of the former it cannot
-    be told which coordinate is meant. One of the latter is a parent of the factors that follow it: (heads units, heads units)
-    is a square of two such axes, while in (heads, units heads, units) the square was cut anew.
+    Some atoms are ambiguous: those that are repeated in the axis, and those that other axes have too. Of the former it
+    cannot be told which coordinate is meant. One of the latter is a parent only of the factors that follow it: (heads units,
+    heads units) is a square of two such axes, while in (heads, units heads, units) the square was cut anew.
     """
     repeated, elsewhere = ambiguous
     match term:

@@ -47,7 +47,9 @@ def fill_with_input(trace: Trace, args: Arguments) -> Axes:
     """Copy and fill: the shape of the target, the values of the source."""
     source = args.get("src", args.get("value"))
     axes = _pad(source if isinstance(source, tuple) else (), len(args.shape))
-    return tuple(axis if axis.size == n else Uniform(n, repeats=bool(source)) for axis, n in zip(axes, args.shape, strict=True))
+    return tuple(
+        axis if axis.size == n else Uniform(n, repeats=bool(source)) for axis, n in zip(axes, args.shape, strict=True)
+    )
 
 
 def _pad(axes: Axes, num_axes: int) -> Axes:
