@@ -37,9 +37,13 @@ def rotated(self, x):
 # A forward, the length of the call, the sizes of the groups that hold at every length, and the axes that are reported.
 CASES = {
     "rows": (lambda self, x: self.last(self.first(x) + self.rows[: x.shape[1]]), 5, [8], {("rows", 0): NEVER_READ}),
-    "columns": (lambda self, x: self.last(self.first(x) + self.columns[:, : x.shape[1]].T), 5, [8], {("columns", 1): NEVER_READ}),
+    "columns": (
+        lambda self, x: self.last(self.first(x) + self.columns[:, : x.shape[1]].T), 5, [8],
+        {("columns", 1): NEVER_READ},
+    ),
     "made of rows": (
-        lambda self, x: self.last(self.first(x) + F.normalize(self.rows, dim=1)[: x.shape[1]]), 5, [8], {("rows", 0): NEVER_READ},
+        lambda self, x: self.last(self.first(x) + F.normalize(self.rows, dim=1)[: x.shape[1]]), 5, [8],
+        {("rows", 0): NEVER_READ},
     ),
     "a mask": (
         lambda self, x: self.last(self.mask[: x.shape[1], : x.shape[1]] @ self.first(x)), 5, [8],
