@@ -385,8 +385,8 @@ def _residual_linear(self: RandomProgram, x: Tensor, rng: random.Random) -> Made
 _MAKERS = [
     _linear, _parameter, _parameter, _only_parameter, _elementwise, _same_shape, _same_shape, _same_shape, _reshape,
     _unflatten, _unflatten, _flatten, _flatten, _permute, _permute, _concatenate, _concatenate, _stack, _chunk, _chunk, _glu,
-    _softmax, _layer_norm, _channel_norm, _reduce, _gram, _matmul, _experts, _attention, _reorder, _reordered_sum, _reordered_sum,
-    _repeat, _repeat, _convolution, _convolution, _residual_convolution, _residual_linear,
+    _softmax, _layer_norm, _channel_norm, _reduce, _gram, _matmul, _experts, _attention, _reorder, _reordered_sum,
+    _reordered_sum, _repeat, _repeat, _convolution, _convolution, _residual_convolution, _residual_linear,
 ]  # fmt: skip
 
 

@@ -9,7 +9,6 @@ import onebasin as ob
 from onebasin.programs.failures import NotRecordable
 from onebasin.programs.recording import record
 
-
 MADE = {
     "filled": (lambda x: torch.full((8,), 2.0).exp(), 1),
     "filled later": (lambda x: torch.empty(8).zero_(), 1),

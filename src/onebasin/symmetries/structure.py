@@ -74,8 +74,8 @@ class Structure:
         ties: state keys that are one tensor.
         pinned: why an axis (key, axis) has parts that are not free.
         unreached: parameters that the example calls never used; they are left alone.
-        unread: axes (key, axis) of other parameters of which the example calls read a part only, and why the rest stays where
-            it is.
+        unread: axes (key, axis) of other parameters of which the example calls read a part only, and why the rest stays
+            where it is.
         sites: for each group, the activations it lives in.
         num_hidden: hidden units: output channels of weight operations that are not model outputs.
         num_free: how many of those can move.

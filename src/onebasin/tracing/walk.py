@@ -77,8 +77,8 @@ class _Walk:
     def _find_read_atoms(self) -> None:
         """Add the atoms of parameters whose entries the outputs depend on to the trace, from the outputs backwards.
 
-        An atom that an operation carries to its result is read if it is read there. One that ends in the operation is read by
-        it, unless the operation only moves entries (a slice), or sums it against constants.
+        An atom that an operation carries to its result is read if it is read there. One that ends in the operation is read
+        by it, unless the operation only moves entries (a slice), or sums it against constants.
         """
         atoms = {node: self._atoms([node]) for node in self.values}
         read: dict[Node, set[Atom]] = {}
@@ -86,9 +86,8 @@ class _Walk:
             if node.op == "output":
                 read.update({n: atoms[n] for n in node.all_input_nodes})
             elif node.op == "call_function" and node in read:
-                made = set().union(
-                    *(atoms[n] for n in ([node] if isinstance(self.values[node], tuple) else node.users) if n in read)
-                )
+                results = [node] if isinstance(self.values[node], tuple) else [n for n in node.users if n in read]
+                made = set().union(*(atoms[n] for n in results))
                 idle = {leaf for atom in self.idle.get(node, ()) for leaf in leaves(atom)}
                 for operand in node.all_input_nodes:
                     ends = set() if operation_name(node) in MOVING else atoms[operand] - made - idle
@@ -282,10 +281,10 @@ def _read_constant(node: Node, name: str) -> Any:
     One that is the same everywhere may be a state that is not set yet.
     """
     varies, value = Pin("a constant that varies", name), node.meta.get("kept")
-    is_table = isinstance(value, Tensor) and not value.is_meta and bool((value != value.flatten()[:1]).any())
+    table = value if isinstance(value, Tensor) and not value.is_meta and bool((value != value.flatten()[:1]).any()) else None
 
     def read(axis: int, size: int) -> AxisTerm:
-        is_repeated = size > 1 and is_table and bool((value == value.narrow(axis, 0, 1)).all())
+        is_repeated = size > 1 and table is not None and bool((table == table.narrow(axis, 0, 1)).all())
         return Uniform(size, repeats=True) if is_repeated else pinned(size, varies)
 
     def convert(shape: Any) -> Any:

@@ -104,8 +104,9 @@ def _iterate_contexts(axes: Axes) -> Iterator[Context]:
         for i, (term, count) in enumerate(zip(terms, counts, strict=True)):
             outside = frozenset(a for j, cover in enumerate(covers) if j != i for a in cover if total[a] == 1)
             beside = frozenset(identity(t) for j, t in enumerate(terms) if j != i)
+            elsewhere = frozenset(a for a, n in total.items() if n > count[a])
             repeated = frozenset(a for a, n in count.items() if n > 1)
-            yield from _visit(term, frozenset(), outside, beside, repeated)
+            yield from _visit(term, frozenset(), outside, beside, (repeated, elsewhere))
 
 
 def _branches(axes: Axes) -> Iterator[Axes]:
@@ -123,27 +124,35 @@ def _branches(axes: Axes) -> Iterator[Axes]:
 
 
 def _visit(
-    term: AxisTerm, inside: frozenset[Atom], outside: frozenset[Atom], beside: frozenset[tuple], repeated: frozenset[Atom]
+    term: AxisTerm,
+    inside: frozenset[Atom],
+    outside: frozenset[Atom],
+    beside: frozenset[tuple],
+    ambiguous: tuple[frozenset[Atom], frozenset[Atom]],
 ) -> Iterator[Context]:
     """Yield the contexts of a resolved term that may depend on atoms inside and outside of its own axis.
 
-    Atoms that are repeated in the axis are none of them: it cannot be told which coordinate is meant.
+    Some atoms are ambiguous: those that are repeated in the axis, and those that other axes have too. Of the former it
+    cannot be told which coordinate is meant. One of the latter is a parent only of the factors that follow it: (heads units,
+    heads units) is a square of two such axes, while in (heads, units heads, units) the square was cut anew.
     """
+    repeated, elsewhere = ambiguous
     match term:
         case Atom():
             yield term, (inside | outside) - {term}, beside
         case Product(children):
-            inside = (inside | _covered(term)) - repeated
+            inside |= _covered(term) - repeated - elsewhere
             for i, child in enumerate(children):
                 others = frozenset(identity(c) for j, c in enumerate(children) if j != i)
-                yield from _visit(child, inside, outside, beside | others, repeated)
+                yield from _visit(child, inside, outside, beside | others, ambiguous)
+                inside |= _covered(child) - repeated
         case Sum(children):
             for child in children:
-                yield from _visit(child, inside, outside, beside, repeated)
+                yield from _visit(child, inside, outside, beside, ambiguous)
         case Piecewise(_, children):
             yield term, inside | outside, beside
             for child in children:
-                yield from _visit(child, inside, outside, beside, repeated)
+                yield from _visit(child, inside, outside, beside, ambiguous)
 
 
 def _covered(term: AxisTerm) -> frozenset[Atom]:

@@ -30,8 +30,8 @@ class Atom:
         size: number of entries.
         parents: the atoms it depends on; None while nothing is known about them.
         pin: why it cannot move, if it cannot.
-        is_scrambled: whether an operation that pinned it did not say where its entries are in the result. Then nothing depends
-            on it, because what stands beside it need not be aligned.
+        is_scrambled: whether an operation that pinned it did not say where its entries are in the result. Then nothing
+            depends on it, because what stands beside it need not be aligned.
         link: the term it was found to be.
         coarse: for an atom that was cut, the outer factor of a later split that has one entry per segment: it tells the
             same segments apart.

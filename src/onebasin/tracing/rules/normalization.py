@@ -19,6 +19,7 @@ def channel_norm(trace: Trace, args: Arguments) -> Axes:
         raise NotCovered("there is no axis of channels")
     batch, channels, *spatial = args.input
     trace.scope(channels)
+    trace.scope(batch, channels)  # the axes of the statistics of each sample
     return (batch, _carry(trace, channels, args), *spatial)
 
 

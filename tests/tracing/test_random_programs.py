@@ -1,0 +1,46 @@
+"""Random programs, walked without verification: no permutation that is found changes what the program returns."""
+
+import pytest
+import torch
+from random_programs import RandomProgram, measure
+
+import onebasin as ob
+
+pytestmark = pytest.mark.filterwarnings("ignore::onebasin.UnreachedWarning")
+
+
+def check(seeds):
+    num_groups = num_nested = 0
+    for seed in seeds:
+        model = RandomProgram(seed)
+        symmetry = ob.symmetry(model, model.draw_input(), verify=False)
+        error = measure(model, symmetry)
+        assert error < 1e-9, f"seed {seed} is wrong by {error}:\n" + "\n".join(model.lines) + f"\n{symmetry}"
+        num_groups += len(symmetry.groups)
+        num_nested += sum(bool(group.parents) for group in symmetry.groups.values())
+    assert num_groups > len(seeds), "the programs have too little symmetry to test anything"
+    assert num_nested > len(seeds) // 4
+
+
+def test_random_programs():
+    check(range(150))
+
+
+def test_programs_that_were_wrong_once():
+    """Seeds that found a mistake in a rule."""
+    check(
+        [3, 7, 84, 132, 143, 280, 1626, 1726, 2256, 2303, 2304, 2473, 2671, 2894, 3675, 3836, 4129, 4144, 4264, 5267, 7499]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(10))
+def test_many_random_programs(block):
+    check(range(10_000 + 500 * block, 10_500 + 500 * block))
+
+
+def test_a_wrong_permutation_is_noticed():
+    model = RandomProgram(84)
+    claimed = ob.Symmetry.from_axes({"weights.4": "h i j"}, free=["h", "i", "j"], model=model)
+    assert measure(model, claimed) > 1e-3
+    assert torch.is_tensor(model(model.draw_input())[0])
