@@ -26,7 +26,7 @@ def copies(count: int) -> tuple[nn.Module, list[nn.Module]]:
     return model, result
 
 
-@pytest.mark.parametrize("to", ["first", "mean"])
+@pytest.mark.parametrize("to", ["first", "mean", "common"])
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_permuted_copies_merge_to_the_same_function(to, count):
     model, models = copies(count)
@@ -104,7 +104,7 @@ def test_repair_is_applied():
         ({"models": [mlp()]}, "at least two models, got 1"),
         ({"weights": [1.0]}, "2 models and 1 weights"),
         ({"weights": [1.0, -1.0]}, "a sum other than zero"),
-        ({"reference": "last"}, "reference must be 'first' or 'mean'"),
+        ({"reference": "last"}, "reference must be 'first', 'mean' or 'common'"),
         ({"example_inputs": None}, "give example_inputs="),
         ({"models": [mlp(), nn.Linear(3, 2)]}, "different architectures"),
     ],

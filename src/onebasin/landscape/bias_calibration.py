@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from onebasin.symmetries import Symmetry
 from onebasin.symmetries.layout import names
 from onebasin.tensors.states import State, StateDict
@@ -34,8 +36,9 @@ def calibrate_biases(
     for depth, layer in enumerate(_find_chain(symmetry, mixed), start=1):
         key = f"{layer}.bias" if layer else "bias"
         if key in result:
-            parts = [weight**depth * state[key].double() for weight, state in zip(weights, endpoints, strict=True)]
-            result[key] = sum(parts[1:], parts[0]).to(result[key].dtype)
+            biases = torch.stack([state[key].to(result[key].device, torch.float64) for state in endpoints])
+            shares = torch.tensor(weights, dtype=torch.float64, device=biases.device) ** depth
+            result[key] = (shares @ biases).to(result[key].dtype)
             calibrated.append(layer)
     if not calibrated:
         raise ValueError("no layer has a bias to calibrate")

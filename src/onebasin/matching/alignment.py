@@ -166,7 +166,7 @@ def align(
         search = _Search(problem, symmetry, named, polish)
         found = search.find(first, restarts, detect_copy and not named.resumes, notes)
     return Alignment(
-        model=_permute_model(model, found.permutation),
+        model=permute_model(model, found.permutation),
         permutation=found.permutation,
         cost=found.cost,
         start_cost=start_cost,
@@ -314,7 +314,8 @@ class _MovedBatches:
         return value.to(self.device, self.dtype if value.is_floating_point() else None)
 
 
-def _permute_model(model: Model, permutation: Permutation) -> Any:
+def permute_model(model: Model, permutation: Permutation) -> Any:
+    """A permuted copy: of a module a module, of a state a state."""
     moved = permutation.apply(model)
     if not isinstance(model, nn.Module):
         return moved

@@ -13,14 +13,20 @@ from torch import nn
 from onebasin.landscape.batches import check_data
 from onebasin.landscape.calibration import RepairForm
 from onebasin.landscape.calibration import repair as repair_statistics
-from onebasin.matching.alignment import Alignment, align
+from onebasin.matching.alignment import Alignment, align, permute_model
 from onebasin.matching.checks import find_symmetry
+from onebasin.matching.common_frame import find_common_frame
 from onebasin.matching.methods import Method, MethodName
 from onebasin.matching.methods.base import check_choice
 from onebasin.matching.recommendation import AUTO
+from onebasin.relaxation.objectives import parameter_keys
 from onebasin.symmetries import Permutation, Symmetry
 from onebasin.tensors.interpolation import check_weights, interpolate
-from onebasin.tensors.states import LazyState, Model
+from onebasin.tensors.progress import Progress, show_progress
+from onebasin.tensors.states import LazyState, Model, read_state
+
+Reference = Literal["first", "mean", "common"]
+"""What models are aligned to; see `merge`."""
 
 
 def merge(
@@ -30,7 +36,7 @@ def merge(
     repair: RepairForm | Iterable[Any] | None = None,
     symmetry: Symmetry | None = None,
     method: MethodName | Literal["auto"] | Method = AUTO,
-    reference: Literal["first", "mean"] = "first",
+    reference: Reference = "first",
     max_rounds: int = 10,
     seed: int = 0,
     on_aligned: Callable[[list[Permutation]], None] | None = None,
@@ -47,8 +53,9 @@ def merge(
             `data`; or batches of data for the form "repair"; or None to leave the merged model as it is.
         symmetry: from `onebasin.symmetry` or `Symmetry.from_axes`. One written by hand is verified if inputs are known.
         method: how to align; see `onebasin.align`.
-        reference: what the models are aligned to. "first": every model to the first. "mean": every model in turn to the mean
-            of the others, until nothing moves (MergeMany of Git Re-Basin).
+        reference: what the models are aligned to. "first": every model to the first. "mean": from there, every model in turn
+            to the mean of the others, until nothing moves (MergeMany of Git Re-Basin). "common": from there, all models at
+            once to a common frame, by Frank-Wolfe on the inner products of their weights (C2M3), with all models in memory.
         max_rounds: the most rounds over the models with ``reference="mean"``.
         seed: for everything random.
         on_aligned: called with what was done to each model, before they are averaged.
@@ -65,7 +72,7 @@ def merge(
     if len(models) < 2:
         raise ValueError(f"merging needs at least two models, got {len(models)}")
     shares = check_weights(weights, len(models), normalise=True)
-    check_choice("reference", reference, "first", "mean")
+    check_choice("reference", reference, *get_args(Reference))
     form, batches = _read_repair(repair, options.get("data"))
     if form is not None and not all(isinstance(model, nn.Module) for model in models):
         raise ValueError("repair needs the networks: give modules, not state dicts")
@@ -87,6 +94,9 @@ def merge(
     )
     if reference == "mean" and len(models) > 2:
         frame.align_to_means(shares, max_rounds, seed, align_model)
+    elif reference == "common" and len(models) > 2:
+        with show_progress(options.get("progress", False)) as report:
+            frame.align_all(shares, symmetry.restrict(options.get("groups")), report)
     if on_aligned is not None:
         on_aligned(frame.permutations)
     merged = _average(frame.aligned, shares)
@@ -152,3 +162,17 @@ class _Frame:
                     self.aligned[i] = self.permutations[i].apply(self.models[i]) if lazy else result.model
             if not moved:
                 return
+
+    def align_all(self, shares: list[float], symmetry: Symmetry, progress: Progress) -> None:
+        """Align all models at once, from where they are now."""
+        repeated = {key for keys in symmetry.ties for key in keys[1:]}
+        keys = [key for key in parameter_keys(self.models[0]) if key not in repeated]
+        given = [read_state(model) for model in self.aligned]
+        device, dtype = given[0].device, torch.promote_types(given[0].dtype, torch.float32)
+        states = [{key: state[key].detach().to(device, dtype) for key in keys} for state in given]
+        found = find_common_frame(states, symmetry, [symmetry.identity()] * len(states), shares, progress)
+        for i, update in enumerate(found):
+            whole = self.permutations[i].symmetry  # with the groups that are to stay as they are
+            update = Permutation(whole, {**whole.identity_indices, **update.indices}, check=False)
+            self.permutations[i] = update @ self.permutations[i]
+            self.aligned[i] = permute_model(self.models[i], self.permutations[i])

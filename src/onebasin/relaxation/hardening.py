@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 
+import torch
 from torch import Tensor
 
 from onebasin.relaxation.assignment import assign_all
@@ -80,3 +81,30 @@ def _towards(symmetry: Symmetry, value: Tensor, child: Group, parent: Group) -> 
         else:
             value = value.sum(axis)
     return value
+
+
+def joint_weights(symmetry: Symmetry, plans: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Scores whose best permutation is the projection of the soft one: a child counts with the weight of its parents."""
+    result = {}
+    inner = {p for group in symmetry.groups.values() for p in group.parents}
+    for name, group in symmetry.groups.items():
+        weight = plans[name]
+        for parent in group.parents:
+            if parent in symmetry.groups:
+                weight = weight * _expand(symmetry, plans[parent], symmetry.groups[parent], group)
+        # The mass of a parent is already in its children's.
+        result[name] = torch.zeros_like(weight) if name in inner else weight
+    return result
+
+
+def _expand(symmetry: Symmetry, plan: Tensor, parent: Group, child: Group) -> Tensor:
+    """A parent's plan, broadcast over the axes of a child's plan that it does not have."""
+    wanted = (*parent.parents, parent.name)
+    axis = 0
+    for name in child.parents:
+        width = 2 if name in symmetry.groups else 1
+        if name not in wanted:
+            for _ in range(width):
+                plan = plan.unsqueeze(axis)
+        axis += width
+    return plan[..., None, None]

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.operator import sinkhorn
-from onebasin.relaxation.hardening import harden
+from onebasin.relaxation.hardening import harden, joint_weights
 from onebasin.relaxation.mixing import mix_all
 from onebasin.relaxation.plans import plan_shape, plans_of
-from onebasin.symmetries import Group, Permutation, Symmetry
+from onebasin.symmetries import Permutation, Symmetry
 from onebasin.tensors.states import Model, StateDict, read_state_dict
 
 SOLVER_STEPS = 10
@@ -134,7 +134,7 @@ class RebasinNet(nn.Module):
     def candidates(self) -> list[Permutation]:
         """The permutation closest to the plans and, if it differs, the one assigned on the logits, as the authors do."""
         with torch.no_grad():
-            from_plans = harden(self.symmetry, _joint_weights(self.symmetry, self.plans()))
+            from_plans = harden(self.symmetry, joint_weights(self.symmetry, self.plans()))
             from_logits = harden(self.symmetry, self.unstack(dict(self.logits.items())), carry=False)
         return [from_plans] if from_plans == from_logits else [from_plans, from_logits]
 
@@ -144,30 +144,3 @@ def _scale(size: int, mass: float, tau: float) -> float:
     if not 0 < mass < 1:
         raise ValueError(f"mass must lie between 0 and 1, got {mass}")
     return tau * max(math.log(mass / (1 - mass) * (size - 1)), 0.0) if size > 1 else 0.0
-
-
-def _joint_weights(symmetry: Symmetry, plans: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Scores whose best permutation is the projection of the soft one: a child counts with the weight of its parents."""
-    result = {}
-    inner = {p for group in symmetry.groups.values() for p in group.parents}
-    for name, group in symmetry.groups.items():
-        weight = plans[name]
-        for parent in group.parents:
-            if parent in symmetry.groups:
-                weight = weight * _expand(symmetry, plans[parent], symmetry.groups[parent], group)
-        # The mass of a parent is already in its children's.
-        result[name] = torch.zeros_like(weight) if name in inner else weight
-    return result
-
-
-def _expand(symmetry: Symmetry, plan: Tensor, parent: Group, child: Group) -> Tensor:
-    """A parent's plan, broadcast over the axes of a child's plan that it does not have."""
-    wanted = (*parent.parents, parent.name)
-    axis = 0
-    for name in child.parents:
-        width = 2 if name in symmetry.groups else 1
-        if name not in wanted:
-            for _ in range(width):
-                plan = plan.unsqueeze(axis)
-        axis += width
-    return plan[..., None, None]

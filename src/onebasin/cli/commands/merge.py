@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +14,7 @@ from onebasin.checkpoints import CheckpointSet, write_checkpoint
 from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
 from onebasin.cli.line_evaluation import LineEvaluator, list_numbers
+from onebasin.matching.merging import Reference
 from onebasin.matching.recommendation import AUTO
 from onebasin.tensors.interpolation import check_weights
 from onebasin.tensors.states import State
@@ -28,9 +29,9 @@ def merge(
                      rich_help_panel="Method"),
     ] = None,
     reference: Annotated[
-        Literal["first", "mean"],
-        typer.Option("--reference", help="Align all to the first, or each to the mean of the others until nothing moves.",
-                     rich_help_panel="Method"),
+        Reference,
+        typer.Option("--reference", help="Align all to the first; or each to the mean of the others until nothing moves; "
+                     "or all at once to a common frame.", rich_help_panel="Method"),
     ] = "first",
     repair: options.Repair = None,
     architecture: options.Architecture = None,
