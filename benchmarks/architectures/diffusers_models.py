@@ -18,9 +18,9 @@ Parts = dict[str, Callable[[int, int], Any]]
 class Sample(nn.Module):
     """A model of diffusers as a function of tensors."""
 
-    def __init__(self, model: nn.Module, options: dict[str, Any]):
+    def __init__(self, model: nn.Module, options: dict[str, Any] | None = None):
         super().__init__()
-        self.model, self.options = model, options
+        self.model, self.options = model, options or {}
 
     def forward(self, **inputs: Any) -> Tensor:
         """Its first result."""
@@ -97,37 +97,27 @@ _WAN = {
     "ffn_dim": 40,
 }
 
-# name: class, configuration, inputs, length, other lengths, fixed options of the call
-_MODELS: dict[str, tuple[str, dict[str, Any], Parts, int, tuple[int, ...], dict[str, Any]]] = {
+# The class, and what tells rows of one class apart: configuration, inputs, length, fixed arguments of the call if any
+_MODELS: dict[str, tuple[Any, ...]] = {
     "UNet2DModel": (
-        "UNet2DModel",
         {**_UNET, "attention_head_dim": 4, "down_block_types": ("DownBlock2D", "AttnDownBlock2D")}
         | {"up_block_types": ("AttnUpBlock2D", "UpBlock2D")},
         {"sample": _image(3), "timestep": _steps},
         16,
-        (24,),
-        {},
     ),
     "UNet2DModel, scale and shift": (
-        "UNet2DModel",
         {**_UNET, "attention_head_dim": 4, "down_block_types": ("ResnetDownsampleBlock2D", "AttnDownBlock2D")}
         | {"up_block_types": ("AttnUpBlock2D", "ResnetUpsampleBlock2D"), "resnet_time_scale_shift": "scale_shift"},
         {"sample": _image(3), "timestep": _steps},
         16,
-        (24,),
-        {},
     ),
-    "UNet2DConditionModel": ("UNet2DConditionModel", _CROSS, _DENOISED, 16, (24,), {}),
+    "UNet2DConditionModel": (_CROSS, _DENOISED, 16),
     "UNet2DConditionModel, linear projection": (
-        "UNet2DConditionModel",
         {**_CROSS, "use_linear_projection": True, "transformer_layers_per_block": 2},
         _DENOISED,
         16,
-        (24,),
-        {},
     ),
     "UNet1DModel": (
-        "UNet1DModel",
         {
             "block_out_channels": (16, 32),
             "norm_num_groups": 8,
@@ -142,12 +132,9 @@ _MODELS: dict[str, tuple[str, dict[str, Any], Parts, int, tuple[int, ...], dict[
         },
         {"sample": lambda b, n: torch.randn(b, 3, n), "timestep": _steps},
         32,
-        (48,),
-        {},
     ),
-    "UNet3DConditionModel": ("UNet3DConditionModel", _CROSS_3D, {"sample": _video(4), **_CONDITIONED}, 16, (24,), {}),
+    "UNet3DConditionModel": (_CROSS_3D, {"sample": _video(4), **_CONDITIONED}, 16),
     "UNetMotionModel": (
-        "UNetMotionModel",
         {**_UNET, "cross_attention_dim": _TEXT, "num_attention_heads": 4, "motion_num_attention_heads": 4}
         | {
             "down_block_types": ("CrossAttnDownBlockMotion", "DownBlockMotion"),
@@ -155,11 +142,8 @@ _MODELS: dict[str, tuple[str, dict[str, Any], Parts, int, tuple[int, ...], dict[
         },
         {"sample": _video(4), **_CONDITIONED},
         16,
-        (24,),
-        {},
     ),
     "UNetSpatioTemporalConditionModel": (
-        "UNetSpatioTemporalConditionModel",
         {"block_out_channels": (32, 64), "layers_per_block": 1, "cross_attention_dim": _TEXT, "num_attention_heads": 4}
         | {"down_block_types": ("CrossAttnDownBlockSpatioTemporal", "DownBlockSpatioTemporal"), "addition_time_embed_dim": 8}
         | {
@@ -169,11 +153,8 @@ _MODELS: dict[str, tuple[str, dict[str, Any], Parts, int, tuple[int, ...], dict[
         {"sample": lambda b, n: torch.randn(b, 3, 8, n, n), "timestep": _steps}
         | {"encoder_hidden_states": lambda b, _: torch.randn(b, 1, _TEXT), "added_time_ids": lambda b, _: torch.rand(b, 3)},
         16,
-        (24,),
-        {},
     ),
     "Kandinsky3UNet": (
-        "Kandinsky3UNet",
         {
             "time_embedding_dim": 16,
             "groups": 4,
@@ -184,19 +165,13 @@ _MODELS: dict[str, tuple[str, dict[str, Any], Parts, int, tuple[int, ...], dict[
         | {"cross_attention_dim": 8, "encoder_hid_dim": _TEXT},
         {**_DENOISED, "encoder_attention_mask": _mask},
         16,
-        (24,),
-        {},
     ),
     "AudioLDM2UNet2DConditionModel": (
-        "AudioLDM2UNet2DConditionModel",
         {**_CROSS, "cross_attention_dim": (_TEXT, _TEXT)},
         _DENOISED,
         16,
-        (24,),
-        {},
     ),
     "StableCascadeUNet": (
-        "StableCascadeUNet",
         {
             "in_channels": 4,
             "out_channels": 4,
@@ -211,28 +186,19 @@ _MODELS: dict[str, tuple[str, dict[str, Any], Parts, int, tuple[int, ...], dict[
             "clip_text_pooled": lambda b, _: torch.randn(b, 1, _TEXT),
         },
         8,
-        (12,),
-        {},
     ),
     "ControlNetModel": (
-        "ControlNetModel",
         {k: v for k, v in _CROSS.items() if k != "up_block_types"} | {"conditioning_embedding_out_channels": (8, 16)},
         {**_DENOISED, "controlnet_cond": lambda b, n: torch.randn(b, 3, 2 * n, 2 * n)},
         16,
-        (24,),
-        {},
     ),
-    "AutoencoderKL": ("AutoencoderKL", {**_UNET, **_ENCODER}, _PIXELS, 16, (24,), {}),
+    "AutoencoderKL": ({**_UNET, **_ENCODER}, _PIXELS, 16),
     "AsymmetricAutoencoderKL": (
-        "AsymmetricAutoencoderKL",
         {**_ENCODER, "down_block_out_channels": (16, 32), "up_block_out_channels": (16, 32), "norm_num_groups": 8},
         _PIXELS,
         16,
-        (24,),
-        {},
     ),
     "AutoencoderTiny": (
-        "AutoencoderTiny",
         {
             "encoder_block_out_channels": (8, 8),
             "decoder_block_out_channels": (8, 8),
@@ -241,11 +207,8 @@ _MODELS: dict[str, tuple[str, dict[str, Any], Parts, int, tuple[int, ...], dict[
         },
         _PIXELS,
         16,
-        (24,),
-        {},
     ),
     "AutoencoderDC": (
-        "AutoencoderDC",
         {"latent_channels": 4, "attention_head_dim": 4, "encoder_block_types": ("ResBlock", "EfficientViTBlock")}
         | {
             "decoder_block_types": ("ResBlock", "EfficientViTBlock"),
@@ -256,35 +219,23 @@ _MODELS: dict[str, tuple[str, dict[str, Any], Parts, int, tuple[int, ...], dict[
         | {"decoder_qkv_multiscales": ((), (5,))},
         _PIXELS,
         16,
-        (24,),
-        {},
     ),
     "AutoencoderKLTemporalDecoder": (
-        "AutoencoderKLTemporalDecoder",
         {"block_out_channels": (32, 32), "layers_per_block": 1, "down_block_types": ("DownEncoderBlock2D",) * 2},
         _PIXELS,
         16,
-        (24,),
-        {},
     ),
     "AutoencoderKLWan": (
-        "AutoencoderKLWan",
         {"base_dim": 6, "dim_mult": [1, 2], "num_res_blocks": 1, "temperal_downsample": [True]},
         _FRAMES,
         16,
-        (24,),
-        {},
     ),
     "AutoencoderKLQwenImage": (
-        "AutoencoderKLQwenImage",
         {"base_dim": 6, "dim_mult": [1, 2], "num_res_blocks": 1, "temperal_downsample": [False]},
         _FRAMES,
         16,
-        (24,),
-        {},
     ),
     "AutoencoderKLCogVideoX": (
-        "AutoencoderKLCogVideoX",
         {"block_out_channels": (8, 8), "norm_num_groups": 4, "layers_per_block": 1, "latent_channels": 4}
         | {
             "down_block_types": ("CogVideoXDownBlock3D",) * 2,
@@ -293,29 +244,20 @@ _MODELS: dict[str, tuple[str, dict[str, Any], Parts, int, tuple[int, ...], dict[
         },
         _FRAMES,
         16,
-        (24,),
-        {},
     ),
     "AutoencoderKLHunyuanVideo": (
-        "AutoencoderKLHunyuanVideo",
         {"block_out_channels": (8, 8, 8, 8), "norm_num_groups": 4, "layers_per_block": 1, "latent_channels": 4},
         _FRAMES,
         16,
-        (24,),
-        {},
     ),
     "AutoencoderKLMagvit": (
-        "AutoencoderKLMagvit",
         {"block_out_channels": [8, 8], "norm_num_groups": 4, "layers_per_block": 1, "latent_channels": 4}
         | {"down_block_types": ["SpatialDownBlock3D", "SpatialTemporalDownBlock3D"]}
         | {"up_block_types": ["SpatialUpBlock3D", "SpatialTemporalUpBlock3D"]},
         _FRAMES,
         16,
-        (24,),
-        {},
     ),
     "AutoencoderOobleck": (
-        "AutoencoderOobleck",
         {
             "encoder_hidden_size": 8,
             "downsampling_ratios": [2, 4],
@@ -325,44 +267,31 @@ _MODELS: dict[str, tuple[str, dict[str, Any], Parts, int, tuple[int, ...], dict[
         },
         {"sample": lambda b, n: torch.randn(b, 2, n)},
         32,
-        (64,),
-        {},
     ),
-    "VQModel": ("VQModel", {**_UNET, **_ENCODER, "num_vq_embeddings": 12}, _PIXELS, 16, (24,), {}),
+    "VQModel": ({**_UNET, **_ENCODER, "num_vq_embeddings": 12}, _PIXELS, 16),
     "DiTTransformer2DModel": (
-        "DiTTransformer2DModel",
         {**_HEADS, "sample_size": 8, "num_embeds_ada_norm": 10},
         {"hidden_states": _image(4), "timestep": _steps, "class_labels": lambda b, _: torch.randint(0, 10, (b,))},
         8,
-        (12,),
-        {},
     ),
     "PixArtTransformer2DModel": (
-        "PixArtTransformer2DModel",
         {**_HEADS, "sample_size": 8, "cross_attention_dim": 32, "caption_channels": _TEXT},
         _LATENT,
         8,
-        (12,),
         {"added_cond_kwargs": {"resolution": None, "aspect_ratio": None}},
     ),
     "Transformer2DModel": (
-        "Transformer2DModel",
         {**_HEADS, "in_channels": 8, "norm_num_groups": 4, "cross_attention_dim": _TEXT},
         {"hidden_states": _image(8), "encoder_hidden_states": _text},
         8,
-        (12,),
-        {},
     ),
     "TransformerTemporalModel": (
-        "TransformerTemporalModel",
         {**_HEADS, "in_channels": 8, "norm_num_groups": 4},
         {"hidden_states": lambda b, n: torch.randn(3 * b, 8, n, n)},
         8,
-        (12,),
         {"num_frames": 3},
     ),
     "SD3Transformer2DModel": (
-        "SD3Transformer2DModel",
         {
             **_HEADS,
             "sample_size": 8,
@@ -374,11 +303,8 @@ _MODELS: dict[str, tuple[str, dict[str, Any], Parts, int, tuple[int, ...], dict[
         | {"pooled_projection_dim": _TEXT, "pos_embed_max_size": 12},
         {**_LATENT, "pooled_projections": _vector()},
         8,
-        (12,),
-        {},
     ),
     "SD3Transformer2DModel, query norm": (
-        "SD3Transformer2DModel",
         {
             **_HEADS,
             "sample_size": 8,
@@ -390,19 +316,13 @@ _MODELS: dict[str, tuple[str, dict[str, Any], Parts, int, tuple[int, ...], dict[
         | {"pooled_projection_dim": _TEXT, "pos_embed_max_size": 12, "qk_norm": "rms_norm", "dual_attention_layers": (0,)},
         {**_LATENT, "pooled_projections": _vector()},
         8,
-        (12,),
-        {},
     ),
     "FluxTransformer2DModel": (
-        "FluxTransformer2DModel",
         {**_ROTARY, "in_channels": 8, "num_single_layers": 2, "joint_attention_dim": _TEXT, "pooled_projection_dim": _TEXT},
         {**_PACKED, "pooled_projections": _vector()},
         9,
-        (16,),
-        {},
     ),
     "Flux2Transformer2DModel": (
-        "Flux2Transformer2DModel",
         {
             **_ROTARY,
             "in_channels": 8,
@@ -412,36 +332,24 @@ _MODELS: dict[str, tuple[str, dict[str, Any], Parts, int, tuple[int, ...], dict[
         },
         {**_PACKED, "guidance": lambda b, _: torch.rand(b)},
         9,
-        (16,),
-        {},
     ),
     "ChromaTransformer2DModel": (
-        "ChromaTransformer2DModel",
         {**_ROTARY, "in_channels": 8, "num_single_layers": 2, "joint_attention_dim": _TEXT, "approximator_num_channels": 8}
         | {"approximator_hidden_dim": 16, "approximator_layers": 1},
         _PACKED,
         9,
-        (16,),
-        {},
     ),
     "BriaTransformer2DModel": (
-        "BriaTransformer2DModel",
         {**_ROTARY, "in_channels": 8, "num_single_layers": 2, "joint_attention_dim": _TEXT},
         _PACKED,
         9,
-        (16,),
-        {},
     ),
     "LongCatImageTransformer2DModel": (
-        "LongCatImageTransformer2DModel",
         {**_ROTARY, "in_channels": 8, "num_single_layers": 2, "joint_attention_dim": _TEXT, "pooled_projection_dim": _TEXT},
         _PACKED,
         9,
-        (16,),
-        {},
     ),
     "AuraFlowTransformer2DModel": (
-        "AuraFlowTransformer2DModel",
         {
             "sample_size": 8,
             "num_mmdit_layers": 1,
@@ -452,20 +360,14 @@ _MODELS: dict[str, tuple[str, dict[str, Any], Parts, int, tuple[int, ...], dict[
         | {"joint_attention_dim": _TEXT, "caption_projection_dim": 32, "pos_embed_max_size": 64},
         _LATENT,
         8,
-        (12,),
-        {},
     ),
     "SanaTransformer2DModel": (
-        "SanaTransformer2DModel",
         {**_HEADS, "in_channels": 4, "out_channels": 4, "num_cross_attention_heads": 4, "cross_attention_head_dim": 8}
         | {"cross_attention_dim": 32, "caption_channels": _TEXT, "sample_size": 8},
         _LATENT,
         8,
-        (12,),
-        {},
     ),
     "Lumina2Transformer2DModel": (
-        "Lumina2Transformer2DModel",
         {
             "sample_size": 8,
             "in_channels": 4,
@@ -483,11 +385,8 @@ _MODELS: dict[str, tuple[str, dict[str, Any], Parts, int, tuple[int, ...], dict[
         },
         {**_LATENT, "encoder_attention_mask": lambda b, _: torch.ones(b, 5, dtype=torch.bool)},
         8,
-        (12,),
-        {},
     ),
     "CogVideoXTransformer3DModel": (
-        "CogVideoXTransformer3DModel",
         {
             **_HEADS,
             "in_channels": 4,
@@ -500,29 +399,20 @@ _MODELS: dict[str, tuple[str, dict[str, Any], Parts, int, tuple[int, ...], dict[
         | {"sample_frames": 9, "max_text_seq_length": 5},
         {**_CONDITIONED, "hidden_states": lambda b, n: torch.randn(b, 3, 4, n, n)},
         8,
-        (12,),
-        {},
     ),
     "CogView4Transformer2DModel": (
-        "CogView4Transformer2DModel",
         {**_HEADS, "in_channels": 4, "out_channels": 4, "text_embed_dim": _TEXT, "time_embed_dim": 16, "condition_dim": 8}
         | {"pos_embed_max_size": 16, "sample_size": 8, "rope_axes_dim": (8, 8)},
         {**_LATENT, "original_size": _vector(2), "target_size": _vector(2), "crop_coords": _vector(2)},
         8,
-        (12,),
-        {},
     ),
     "CogView3PlusTransformer2DModel": (
-        "CogView3PlusTransformer2DModel",
         {**_HEADS, "in_channels": 4, "out_channels": 4, "text_embed_dim": _TEXT, "time_embed_dim": 16, "condition_dim": 8}
         | {"pos_embed_max_size": 16, "sample_size": 8},
         {**_LATENT, "original_size": _vector(2), "target_size": _vector(2), "crop_coords": _vector(2)},
         8,
-        (12,),
-        {},
     ),
     "LatteTransformer3DModel": (
-        "LatteTransformer3DModel",
         {
             **_HEADS,
             "in_channels": 4,
@@ -535,19 +425,14 @@ _MODELS: dict[str, tuple[str, dict[str, Any], Parts, int, tuple[int, ...], dict[
         | {"caption_channels": _TEXT, "norm_type": "ada_norm_single", "num_embeds_ada_norm": 1000},
         _CLIP,
         8,
-        (),
-        {},
     ),
     "LTXVideoTransformer3DModel": (
-        "LTXVideoTransformer3DModel",
         {**_HEADS, "in_channels": 8, "out_channels": 8, "cross_attention_dim": 32, "caption_channels": _TEXT},
         {"hidden_states": lambda b, _: torch.randn(b, 12, 8), **_CONDITIONED, "encoder_attention_mask": _mask},
         1,
-        (),
         {"num_frames": 3, "height": 2, "width": 2},
     ),
     "MochiTransformer3DModel": (
-        "MochiTransformer3DModel",
         {
             **_HEADS,
             "pooled_projection_dim": 16,
@@ -558,13 +443,10 @@ _MODELS: dict[str, tuple[str, dict[str, Any], Parts, int, tuple[int, ...], dict[
         },
         {**_CLIP, "encoder_attention_mask": lambda b, _: torch.ones(b, 5, dtype=torch.bool)},
         8,
-        (12,),
-        {},
     ),
-    "WanTransformer3DModel": ("WanTransformer3DModel", _WAN, _CLIP, 8, (12,), {}),
-    "SkyReelsV2Transformer3DModel": ("SkyReelsV2Transformer3DModel", _WAN, _CLIP, 8, (12,), {}),
+    "WanTransformer3DModel": (_WAN, _CLIP, 8),
+    "SkyReelsV2Transformer3DModel": (_WAN, _CLIP, 8),
     "HunyuanVideoTransformer3DModel": (
-        "HunyuanVideoTransformer3DModel",
         {
             **_HEADS,
             "attention_head_dim": 12,
@@ -576,27 +458,19 @@ _MODELS: dict[str, tuple[str, dict[str, Any], Parts, int, tuple[int, ...], dict[
         | {"text_embed_dim": _TEXT, "pooled_projection_dim": _TEXT, "rope_axes_dim": (4, 4, 4)},
         {**_CLIP, "encoder_attention_mask": _mask, "pooled_projections": _vector(), "guidance": lambda b, _: torch.rand(b)},
         8,
-        (12,),
-        {},
     ),
     "QwenImageTransformer2DModel": (
-        "QwenImageTransformer2DModel",
         {**_ROTARY, "in_channels": 8, "out_channels": 2, "joint_attention_dim": _TEXT},
         {"hidden_states": lambda b, _: torch.randn(b, 12, 8), **_CONDITIONED, "encoder_hidden_states_mask": _mask},
         1,
-        (),
         {"img_shapes": [(1, 3, 4)]},
     ),
     "PriorTransformer": (
-        "PriorTransformer",
         {**_HEADS, "embedding_dim": _TEXT, "num_embeddings": 5},
         {"hidden_states": _vector(), **_CONDITIONED, "proj_embedding": _vector()},
         1,
-        (),
-        {},
     ),
     "StableAudioDiTModel": (
-        "StableAudioDiTModel",
         {
             **_HEADS,
             "in_channels": 6,
@@ -613,19 +487,13 @@ _MODELS: dict[str, tuple[str, dict[str, Any], Parts, int, tuple[int, ...], dict[
         }
         | {"global_hidden_states": lambda b, _: torch.randn(b, 1, _TEXT)},
         9,
-        (16,),
-        {},
     ),
     "PRXTransformer2DModel": (
-        "PRXTransformer2DModel",
         {"in_channels": 4, "context_in_dim": _TEXT, "hidden_size": 32, "num_heads": 4, "depth": 2, "axes_dim": (4, 4)},
         _LATENT,
         8,
-        (12,),
-        {},
     ),
     "CosmosTransformer3DModel": (
-        "CosmosTransformer3DModel",
         {
             **_HEADS,
             "attention_head_dim": 12,
@@ -637,11 +505,8 @@ _MODELS: dict[str, tuple[str, dict[str, Any], Parts, int, tuple[int, ...], dict[
         | {"max_size": (4, 16, 16), "concat_padding_mask": False},
         _CLIP,
         8,
-        (12,),
-        {},
     ),
     "SanaVideoTransformer3DModel": (
-        "SanaVideoTransformer3DModel",
         {
             **_HEADS,
             "attention_head_dim": 12,
@@ -653,11 +518,8 @@ _MODELS: dict[str, tuple[str, dict[str, Any], Parts, int, tuple[int, ...], dict[
         | {"cross_attention_dim": 48, "caption_channels": _TEXT, "sample_size": 8},
         _CLIP,
         8,
-        (12,),
-        {},
     ),
     "AllegroTransformer3DModel": (
-        "AllegroTransformer3DModel",
         {
             **_HEADS,
             "attention_head_dim": 12,
@@ -673,8 +535,6 @@ _MODELS: dict[str, tuple[str, dict[str, Any], Parts, int, tuple[int, ...], dict[
             "encoder_attention_mask": lambda b, _: torch.ones(b, 1, 5),
         },
         8,
-        (),
-        {},
     ),
 }
 
@@ -690,15 +550,16 @@ def diffusers_architectures() -> Iterator[Architecture]:
 def _make(name: str) -> Example:
     import diffusers
 
-    class_name, options, parts, length, others, fixed = _MODELS[name]
+    options, parts, length, *fixed = _MODELS[name]
+    class_name = name.partition(",")[0]
 
     def inputs(batch: int, length: int) -> dict[str, Any]:
         return {key: make(batch, length) for key, make in parts.items()}
 
     try:
-        model = Sample(getattr(diffusers, class_name)(**options).eval(), fixed)
+        model = Sample(getattr(diffusers, class_name)(**options).eval(), *fixed)
         with torch.no_grad():
             model(**inputs(2, length))
     except Exception as error:
         raise NotMade(f"{type(error).__name__}: {error}") from error
-    return Example(model, inputs, length, others)
+    return Example(model, inputs, length, (length * 3 // 2,))
