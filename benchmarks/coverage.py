@@ -41,44 +41,50 @@ def measure(architecture: Architecture, report: Report) -> None:
     """Trace and check one architecture; whatever is known is reported at once."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    torch.manual_seed(0)
     report({"stage": "making it"})
     try:
         example = make(architecture)
     except NotMade as error:
         return report({"verdict": "not made", "why": _first_line(error)})
-    report({"parameters": sum(p.numel() for p in example.model.parameters()), "stage": "tracing"})
-    traced = trace(example, _BATCH, example.length)
-    report(traced.record)
+    report({"parameters": sum(p.numel() for p in example.model.parameters())})
+    torch.manual_seed(0)
+    inputs = example.inputs(_BATCH, example.length)
+    trace_and_check(example, inputs, [] if architecture.unverified else list(_other_calls(example)), report)
     if architecture.unverified:
         report({"verdict": "not checked", "why": architecture.unverified})
-    elif traced.symmetry is not None:
-        report({"stage": "checking"})
-        report(verdict([(where, check(traced.symmetry, example.model, call)) for where, call in _other_calls(example)]))
     if example.is_text:
-        report({"stage": "tracing at a single token"})
-        report({"single": measure_single_token(architecture)})
+        single: Record = {}
+        trace_and_check(make(architecture), *_single_token(example), single.update)
+        report({"single": single})
 
 
-class Traced:
-    """A symmetry, or none, and the entries of the record about it."""
+def trace_and_check(example: Example, inputs: Any, others: list[tuple[str, Any]], report: Report) -> None:
+    """Trace at some inputs, with verification and without, and check both at others."""
+    report({"stage": "tracing"})
+    symmetry, record = trace(example, inputs)
+    report(record)
+    if symmetry is None or not others:
+        return
+    report({"stage": "tracing without verification"})
+    unverified, _ = trace(example, inputs, verify=False)
+    report({"stage": "checking"})
+    example.before_check()
+    report(judge([(where, check(symmetry, example.model, call)) for where, call in others]))
+    if unverified is not None and unverified.layouts != symmetry.layouts:
+        found = judge([(where, check(unverified, example.model, call)) for where, call in others])
+        report({"unverified": {key: found[key] for key in ("verdict", "why") if key in found}})
 
-    def __init__(self, symmetry: ob.Symmetry | None, record: Record):
-        self.symmetry, self.record = symmetry, record
 
-
-def trace(example: Example, batch: int, length: int) -> Traced:
-    """Trace with default settings. Seconds are of the processor, so that a busy machine does not count."""
-    torch.manual_seed(0)
-    inputs = example.inputs(batch, length)
+def trace(example: Example, inputs: Any, verify: bool = True) -> tuple[ob.Symmetry | None, Record]:
+    """A symmetry, or none, and what to record. Seconds are of the processor, so that a busy machine does not count."""
     start = time.process_time()
     try:
-        symmetry = ob.symmetry(example.model, inputs)
+        symmetry = ob.symmetry(example.model, inputs, verify)
     except Exception as error:
         # A ValueError is our refusal; anything else is a crash.
         kind = "refused" if isinstance(error, ValueError) else f"crashed with {type(error).__name__}"
-        return Traced(None, {"verdict": kind, "why": _first_line(error), "seconds": time.process_time() - start})
-    record = {
+        return None, {"verdict": kind, "why": _first_line(error), "seconds": time.process_time() - start}
+    return symmetry, {
         "seconds": time.process_time() - start,
         "groups": len(symmetry.groups),
         "nested": sum(bool(group.parents) for group in symmetry.groups.values()),
@@ -88,25 +94,20 @@ def trace(example: Example, batch: int, length: int) -> Traced:
         "exported": [f.reason for f in symmetry.front_ends if f.reason],
         "pinned": pins(symmetry),
     }
-    return Traced(symmetry, record)
 
 
-def measure_single_token(architecture: Architecture) -> Record:
-    """A text model traced at one token and checked at nine."""
-    example = make(architecture)
-    traced = trace(example, 1, 1)
-    if traced.symmetry is None:
-        return traced.record
+def _single_token(example: Example) -> tuple[Any, list[tuple[str, Any]]]:
+    """One token, the one that texts begin with; and nine others to check at."""
+    inputs = {key: torch.ones_like(value) for key, value in example.inputs(1, 1).items()}
     torch.manual_seed(2)
-    found = verdict([("nine tokens", check(traced.symmetry, example.model, example.inputs(_BATCH, 9)))])
-    return {key: traced.record[key] for key in ("seconds", "free", "hidden")} | found
+    return inputs, [("nine tokens", example.inputs(_BATCH, 9))]
 
 
 def _other_calls(example: Example) -> Iterator[tuple[str, Any]]:
     return calls_to_check(example.inputs, example.length, example.others, _BATCH)
 
 
-def verdict(found: list[tuple[str, Record]]) -> Record:
+def judge(found: list[tuple[str, Record]]) -> Record:
     """The verdict on a row from those on its calls."""
     wrong = [(where, f) for where, f in found if f["verdict"] == "wrong"]
     right = [where for where, f in found if f["verdict"] == "right"]

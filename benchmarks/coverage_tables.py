@@ -12,7 +12,7 @@ Record = dict[str, Any]
 SECONDS = 10.0
 """What no architecture should take."""
 HEADER = ["architecture", "parameters (M)", "seconds", "groups", "free", "right at other", "error", "verdict"]
-HEADER += ["at a single token", "pinned, and why"]
+HEADER += ["at a single token", "without verification", "pinned, and why"]
 
 
 def row(record: Record) -> list[str]:
@@ -27,6 +27,7 @@ def row(record: Record) -> list[str]:
         _error(record),
         _verdict(record),
         _single(record),
+        _unverified(record),
         "; ".join(_short(text) for text in record.get("pinned", ())[:3]),
     ]
 
@@ -62,6 +63,12 @@ def _single(record: Record) -> str:
     return "" if single is None else f"{_verdict(single)} {_percent(single)}".strip()
 
 
+def _unverified(record: Record) -> str:
+    """What the walk alone finds, where that is something else."""
+    parts = [("", record.get("unverified")), ("single token: ", record.get("single", {}).get("unverified"))]
+    return "; ".join(where + _verdict(found) for where, found in parts if found)
+
+
 def _short(text: str, length: int = 90) -> str:
     text = text.replace("the rule does not cover this use: ", "not covered: ")
     return text if len(text) <= length else text[: length - 3] + "..."
@@ -80,6 +87,10 @@ def summary(records: list[Record]) -> str:
     if singles:
         verdicts = _count(r["verdict"] for r in singles)
         lines.append(f"- {len(singles)} text models traced at a single token, checked at nine: {verdicts}.")
+    walked = [r["unverified"] for r in [*made, *singles] if "unverified" in r]
+    lines.append(
+        f"- With `verify=False` another symmetry is found in {len(walked)}: {_count(r['verdict'] for r in walked) or 0}."
+    )
     lines += [f"- {line}" for name, rows in _kinds(made) if (line := _describe_shares(name, rows))]
     timed = sorted((r for r in made if "seconds" in r), key=lambda r: -r["seconds"])
     if timed:
@@ -152,6 +163,7 @@ Real architectures, traced without weights of their own. Made by `{command}`, on
 - *error*: the largest relative difference at those inputs. *verdict*: `right` is below 1e-9. `WRONG` must not occur.
   `refused` is an error message of ours, `not finished` a process that was ended.
 - *at a single token*: text models traced at one token, checked at nine; the share of hidden units that is free then.
+- *without verification*: where `verify=False` finds another symmetry, whether that one is right at the same inputs.
 - *pinned*: axes of parameters that cannot move and are neither model input nor output, by reason.
 - *`rebasin`*: the same oracle on that package, by `python -m benchmarks.peer_rebasin` in a venv of its own.
 """

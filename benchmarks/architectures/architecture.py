@@ -23,6 +23,7 @@ class Example:
         length: of the call that is traced.
         others: lengths it is checked at; those that the module refuses are left out.
         is_text: whether it reads tokens, so that a single one is a call too.
+        before_check: replaces kernels that do not exist in float64, after the trace.
     """
 
     model: nn.Module
@@ -30,6 +31,7 @@ class Example:
     length: int
     others: tuple[int, ...] = ()
     is_text: bool = False
+    before_check: Callable[[], Any] = lambda: None
 
 
 @dataclass(frozen=True)

@@ -119,12 +119,12 @@ _MODELS: dict[str, tuple[Any, ...]] = {
     ),
     "UNet1DModel": (
         {
-            "block_out_channels": (16, 32),
+            "block_out_channels": (32, 64),
             "norm_num_groups": 8,
             "sample_size": 64,
             "in_channels": 3,
             "out_channels": 3,
-            "extra_in_channels": 16,
+            "extra_in_channels": 64,
         }
         | {
             "down_block_types": ("DownBlock1DNoSkip", "AttnDownBlock1D"),
@@ -140,7 +140,7 @@ _MODELS: dict[str, tuple[Any, ...]] = {
             "down_block_types": ("CrossAttnDownBlockMotion", "DownBlockMotion"),
             "up_block_types": ("UpBlockMotion", "CrossAttnUpBlockMotion"),
         },
-        {"sample": _video(4), **_CONDITIONED},
+        {"sample": _video(4), "timestep": _steps, "encoder_hidden_states": lambda b, _: torch.randn(3 * b, 5, _TEXT)},
         16,
     ),
     "UNetSpatioTemporalConditionModel": (

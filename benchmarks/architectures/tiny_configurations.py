@@ -9,6 +9,7 @@ VOCABULARY = 64
 
 # The first pattern that matches the whole name of an entry decides; each holds for integers alone.
 _NUMBERS: list[tuple[str, int]] = [
+    (r"rotary_dim", 4),
     (r".*vocab_size.*|num_embeddings|codebook_size|vocab_size_per_layer_input", VOCABULARY),
     (r".*(num_key_value_heads|num_kv_heads|n_head_kv|kv_heads|key_value_heads)", 2),
     (r".*(attention_heads|num_heads|n_heads?|nhead|num_v_heads|n_groups_heads)|num_attention_head", 4),
@@ -68,8 +69,9 @@ def _shrink_entries(config: Any, given: dict[str, Any]) -> dict[str, Any]:
             entries[name] = small
     for name, value in given.items():
         part = getattr(config, name, None)
-        is_part = isinstance(part, PreTrainedConfig) and isinstance(value, dict)
-        entries[name] = _shrink_entries(part, value) | {"model_type": part.model_type} if is_part else value
+        if isinstance(part, PreTrainedConfig) and isinstance(value, dict) and "model_type" not in value:
+            value = _shrink_entries(part, value) | {"model_type": part.model_type}
+        entries[name] = value
     return _agree(config, entries)
 
 
@@ -94,7 +96,9 @@ def _shrink_token(name: str, value: Any) -> Any:
 
 
 def _agree(config: Any, entries: dict[str, Any]) -> dict[str, Any]:
-    """Lists of a kind per layer have an element for each layer, and every kind occurs."""
+    """Lists of a kind per layer have an element for each layer, and every kind occurs; compressed keys have all heads."""
+    if "kv_lora_rank" in vars(config) and "num_key_value_heads" in vars(config):
+        entries["num_key_value_heads"] = entries["num_attention_heads"]
     kinds = {
         name: value
         for name, value in vars(config).items()
@@ -111,5 +115,42 @@ def _agree(config: Any, entries: dict[str, Any]) -> dict[str, Any]:
     return entries
 
 
-GIVEN: dict[str, dict[str, Any]] = {}
-LEFT_OUT: set[str] = set()
+_BACKBONE = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 12, 16, 16], "depths": [1, 1, 1, 1]}
+_BACKBONE |= {"layer_type": "basic", "out_features": ["stage2", "stage3", "stage4"]}
+_DETR = {"use_timm_backbone": False, "backbone": None, "backbone_config": _BACKBONE}
+_HEAD = {"head_dim": 8}
+_MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 8}
+
+GIVEN: dict[str, dict[str, Any]] = {
+    "bamba": {**_MAMBA, "attn_layer_indices": [1]},
+    "bart": {"max_position_embeddings": 64},
+    "conditional_detr": _DETR,
+    "dab-detr": {**_DETR, "query_dim": 4},
+    "deformable_detr": _DETR,
+    "detr": _DETR,
+    "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2},
+    "esm": {"vocab_size": VOCABULARY, "pad_token_id": 0, "mask_token_id": 3},
+    "esmc": {"num_key_value_heads": 4},
+    "funnel": {"block_sizes": [1, 1, 1]},
+    "glm5_next_text": {"num_key_value_heads": 4},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "granitemoehybrid": {**_MAMBA, "layer_types": ["mamba", "attention"], "num_hidden_layers": 2},
+    "hunyuan_v1_dense": _HEAD,
+    "hunyuan_v1_moe": _HEAD,
+    "hunyuan_vl_text": _HEAD,
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
+    "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 2},
+    "maskformer": {"fpn_feature_size": 32},
+    "ministral": _HEAD,
+    "mobilebert": {"hidden_size": 32, "embedding_size": 16, "intra_bottleneck_size": 16, "intermediate_size": 40},
+    "nemotron": {"num_key_value_heads": 2, "head_dim": 8},
+    "qwen4_exp_text": _HEAD,
+    "reformer": {"is_decoder": True, "axial_pos_shape": [8, 8], "axial_pos_embds_dim": [16, 16], "num_hidden_layers": 2},
+    "squeezebert": {"embedding_size": 32},
+    "table-transformer": _DETR,
+    "zaya": {"num_experts_per_tok": 1},
+}
+"""What the name of an entry does not tell, by type of model."""
+LEFT_OUT: set[str] = {"dinat", "layoutlmv2", "timm_backbone", "timm_wrapper", "omdet-turbo"}
+"""They need another package, or are models of timm."""

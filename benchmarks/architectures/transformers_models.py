@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -181,8 +182,14 @@ def find_call(model: nn.Module) -> Example:
         except Exception as error:
             failures.append(f"{'+'.join(inputs(1, length))}: {type(error).__name__}: {str(error)[:200]}")
             continue
-        return Example(wrapped, inputs, length, others, is_text)
+        return Example(wrapped, inputs, length, others, is_text, lambda: _use_plain_experts(model))
     raise NotMade("; ".join(failures) or f"nothing is known of {list(inspect.signature(model.forward).parameters)}")
+
+
+def _use_plain_experts(model: Any) -> None:
+    """The product of all experts at once exists in float32 and less."""
+    with contextlib.suppress(ValueError, KeyError):
+        model.set_experts_implementation("eager")
 
 
 Suggestion = tuple[Inputs, int, tuple[int, ...], bool]
