@@ -100,7 +100,7 @@ def _draw(value: Tensor, is_parameter: bool, scale: float, generator: torch.Gene
         return value * (0.75 + 0.5 * noise) + 0.05 * noise.flip(0) if value.dim() else value.clone()
     if value.dim() < 2:
         return value.clamp(-4, 4) * 0.5 + 0.5 * noise + 0.25
-    return 3 * scale * (noise - 0.5) / max(1, value[0].numel()) ** 0.5
+    return 3 * scale * (noise - 0.5) / max(1, value.shape[1:].numel()) ** 0.5
 
 
 def difference(expected: list[Tensor], found: list[Tensor]) -> float:

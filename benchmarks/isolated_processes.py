@@ -51,7 +51,7 @@ def run_isolated(
             process.join()
             pipe.close()
             del running[pipe]
-            yield item, record, "" if record.pop("_done", False) else failure
+            yield item, record, record.pop("_end", failure)
 
 
 def _receive(pipe: Connection, record: dict[str, Any]) -> str | None:
@@ -68,6 +68,9 @@ def _enter(work: Callable[[Any, Report], None], item: Any, pipe: Connection) -> 
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
-    work(item, pipe.send)
-    pipe.send({"_done": True})
+    try:
+        work(item, pipe.send)
+        pipe.send({"_end": ""})
+    except Exception as error:
+        pipe.send({"_end": f"{type(error).__name__}: {error}"[:300]})
     os._exit(0)

@@ -78,6 +78,8 @@ def _shrink_entries(config: Any, given: dict[str, Any]) -> dict[str, Any]:
 def _shrink_entry(name: str, value: Any) -> Any:
     if re.fullmatch(r".*(token_id|token_index|_token_ids?)", name):
         return _shrink_token(name, value)
+    if name == "vocab_size":
+        return VOCABULARY
     if isinstance(value, int) and not isinstance(value, bool):
         return next((small for pattern, small in _NUMBERS if re.fullmatch(pattern, name)), None) or None
     if isinstance(value, (list, tuple)) and value and all(isinstance(v, int) for v in value):
@@ -119,6 +121,12 @@ _BACKBONE = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 12
 _BACKBONE |= {"layer_type": "basic", "out_features": ["stage2", "stage3", "stage4"]}
 _DETR = {"use_timm_backbone": False, "backbone": None, "backbone_config": _BACKBONE}
 _HEAD = {"head_dim": 8}
+_WINDOWS = {"patch_size": 2, "window_size": 2, "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4]}
+_SAM = {
+    "vision_config": {"output_channels": 32, "image_size": 32, "patch_size": 8, "global_attn_indexes": [1], "window_size": 2}
+    | {"num_pos_feats": 16, "mlp_dim": 40},
+    "prompt_encoder_config": {"image_size": 32, "patch_size": 8, "image_embedding_size": 4, "mask_input_channels": 8},
+}
 _MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 8}
 
 GIVEN: dict[str, dict[str, Any]] = {
@@ -126,6 +134,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "bart": {"max_position_embeddings": 64},
     "conditional_detr": _DETR,
     "dab-detr": {**_DETR, "query_dim": 4},
+    "deepseek_v2": {"num_experts_per_tok": 2},
     "deformable_detr": _DETR,
     "detr": _DETR,
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2},
@@ -141,12 +150,19 @@ GIVEN: dict[str, dict[str, Any]] = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 2},
+    "led": {"attention_window": [4, 4], "max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 64},
     "maskformer": {"fpn_feature_size": 32},
     "ministral": _HEAD,
-    "mobilebert": {"hidden_size": 32, "embedding_size": 16, "intra_bottleneck_size": 16, "intermediate_size": 40},
+    "mobilebert": {"hidden_size": 32, "embedding_size": 32, "intra_bottleneck_size": 16, "true_hidden_size": 16},
     "nemotron": {"num_key_value_heads": 2, "head_dim": 8},
     "qwen4_exp_text": _HEAD,
     "reformer": {"is_decoder": True, "axial_pos_shape": [8, 8], "axial_pos_embds_dim": [16, 16], "num_hidden_layers": 2},
+    "sam": _SAM,
+    "sam_hq": _SAM,
+    "swin": _WINDOWS,
+    "swinv2": _WINDOWS,
+    "donut-swin": _WINDOWS,
+    "maskformer-swin": _WINDOWS,
     "squeezebert": {"embedding_size": 32},
     "table-transformer": _DETR,
     "zaya": {"num_experts_per_tok": 1},

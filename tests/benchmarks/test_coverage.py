@@ -52,8 +52,12 @@ def test_a_process_that_hangs_is_ended():
         report({"began": True})
         time.sleep(seconds)
 
-    found = {seconds: (record, failure) for seconds, record, failure in run_isolated([0, 60], work, jobs=2, seconds=1)}
-    assert found == {0: ({"began": True}, ""), 60: ({"began": True}, "not done in 1 s")}
+    found = {item: (record, failure) for item, record, failure in run_isolated([0, 60, -1], work, jobs=3, seconds=2)}
+    assert found == {
+        0: ({"began": True}, ""),
+        60: ({"began": True}, "not done in 2 s"),
+        -1: ({"began": True}, "ValueError: sleep length must be non-negative"),
+    }
 
 
 def test_pages(records):
