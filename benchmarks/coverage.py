@@ -47,8 +47,8 @@ def measure(architecture: Architecture, report: Report) -> None:
     except NotMade as error:
         return report({"verdict": "not made", "why": _first_line(error)})
     report({"parameters": sum(p.numel() for p in example.model.parameters())})
-    torch.manual_seed(0)
-    inputs = example.inputs(_BATCH, example.length)
+    with next(example.model.parameters()).device:
+        inputs = example.inputs(_BATCH, example.length)
     trace_and_check(example, inputs, [] if architecture.unverified else list(_other_calls(example)), report)
     if architecture.unverified:
         report({"verdict": "not checked", "why": architecture.unverified})

@@ -133,6 +133,8 @@ GIVEN: dict[str, dict[str, Any]] = {
     "bamba": {**_MAMBA, "attn_layer_indices": [1]},
     "bart": {"max_position_embeddings": 64},
     "conditional_detr": _DETR,
+    "convnext": {"patch_size": 2},
+    "convnextv2": {"patch_size": 2},
     "dab-detr": {**_DETR, "query_dim": 4},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "deformable_detr": _DETR,
