@@ -46,7 +46,7 @@ def measure(architecture: Architecture, report: Report) -> None:
         example = make(architecture)
     except NotMade as error:
         return report({"verdict": "not made", "why": _first_line(error)})
-    report({"parameters": sum(p.numel() for p in example.model.parameters())})
+    report({"parameters": sum(p.numel() for p in example.model.parameters()), "kind": example.kind or architecture.kind})
     with next(example.model.parameters()).device:
         inputs = example.inputs(_BATCH, example.length)
     trace_and_check(example, inputs, [] if architecture.unverified else list(_other_calls(example)), report)
@@ -233,7 +233,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only rows in whose library/name this regular expression is found")
     parser.add_argument("--again", action="store_true", help="measure rows again that this very code has measured")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
-    parser.add_argument("--seconds", type=float, default=120.0, help="after which a row is given up")
+    parser.add_argument("--seconds", type=float, default=300.0, help="after which a row is given up")
     parser.add_argument("--peer", type=Path, help="verdicts on a peer, as benchmarks.peer_rebasin writes them")
     parser.add_argument("--out", type=Path, default=Path("coverage-output"), help="folder for coverage.json and coverage.md")
     arguments = parser.parse_args()

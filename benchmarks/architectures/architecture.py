@@ -23,6 +23,7 @@ class Example:
         length: of the call that is traced.
         others: lengths it is checked at; those that the module refuses are left out.
         is_text: whether it reads tokens, so that a single one is a call too.
+        kind: what it is, where that shows in the model alone; goes before that of the row.
         before_check: replaces kernels that do not exist in float64, after the trace.
     """
 
@@ -31,6 +32,7 @@ class Example:
     length: int
     others: tuple[int, ...] = ()
     is_text: bool = False
+    kind: str = ""
     before_check: Callable[[], Any] = lambda: None
 
 

@@ -46,7 +46,7 @@ def transformers_architectures() -> Iterator[Architecture]:
             "transformers",
             name,
             lambda a=(name, config_name, class_name): make_example(*a),
-            kind=kind or ("mixture of experts" if "moe" in name or name in _MIXTURES else ""),
+            kind=kind,
             counted=_COUNTED.get(name),
         )
 
@@ -182,7 +182,9 @@ def find_call(model: nn.Module) -> Example:
         except Exception as error:
             failures.append(f"{'+'.join(inputs(1, length))}: {type(error).__name__}: {str(error)[:200]}")
             continue
-        return Example(wrapped, inputs, length, others, is_text, lambda: _use_plain_experts(model))
+        mixture = any(name.endswith(".experts") for name, _ in model.named_modules())
+        kind = "mixture of experts" if mixture else ""
+        return Example(wrapped, inputs, length, others, is_text, kind, lambda: _use_plain_experts(model))
     raise NotMade("; ".join(failures) or f"nothing is known of {list(inspect.signature(model.forward).parameters)}")
 
 
