@@ -59,9 +59,9 @@ def measure(architecture: Architecture, report: Report) -> None:
 
 
 def trace_and_check(example: Example, inputs: Any, others: list[tuple[str, Any]], report: Report) -> None:
-    """Trace at some inputs, with verification and without, and check both at others."""
+    """Trace at some inputs, with verification and without, and check both at others; if there are none, verify nothing."""
     report({"stage": "tracing"})
-    symmetry, record = trace(example, inputs)
+    symmetry, record = trace(example, inputs, verify=bool(others))
     report(record)
     if symmetry is None or not others:
         return
