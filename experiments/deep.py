@@ -39,6 +39,7 @@ PUBLISHED = {
     "resnet20-4x-long": "92.1 (REPAIR)",
 }
 CRITERION = nn.functional.cross_entropy
+OTHER_FORMS = ("rescale", "closed-form", "bias")
 
 
 def configs(quick: bool) -> list[dict[str, Any]]:
@@ -72,6 +73,9 @@ def run(config: dict[str, Any], device: str) -> dict[str, Any]:
     for weight in (0.25, 0.5, 0.75):
         used = batches if weight == 0.5 else batches[:20]
         result[f"at {weight}"] = _measure(_repaired(target, moved, weight, used, symmetry), *test)
+    if not any(isinstance(module, nn.BatchNorm2d) for module in target.modules()):
+        for form in OTHER_FORMS:
+            result[f"half way, {form}"] = _measure(_repaired(target, moved, 0.5, batches, symmetry, form), *test)
     return result
 
 
@@ -113,10 +117,12 @@ class _Augmented:
             yield augment(images), labels
 
 
-def _repaired(a: nn.Module, b: nn.Module, weight: float, data: list[Tensor], symmetry: ob.Symmetry) -> nn.Module:
+def _repaired(
+    a: nn.Module, b: nn.Module, weight: float, data: list[Tensor], symmetry: ob.Symmetry, form: Any = "repair"
+) -> nn.Module:
     mixed = copy.deepcopy(a)
     mixed.load_state_dict(ob.interpolate([a, b], [1 - weight, weight]))
-    found = ob.repair(mixed, [a, b], data, symmetry, [1 - weight, weight], tolerance=float("inf"))
+    found = ob.repair(mixed, [a, b], data, symmetry, [1 - weight, weight], float("inf"), form)
     mixed.load_state_dict(found.state)
     return mixed.eval()
 
@@ -135,8 +141,9 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
     lines = [
         "# Deep networks by the recipes of the published results, CIFAR-10",
         "",
-        "| network | published | method | ends | half way, plain | repaired | each pair | test barrier | seconds | pairs |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        f"| network | published | method | ends | half way, plain | repaired | each pair | {' | '.join(OTHER_FORMS)} "
+        "| test barrier | seconds | pairs |",
+        "|---" * (10 + len(OTHER_FORMS)) + "|",
     ]
     for recipe in RECIPES:
         for method, label in METHODS.items():
@@ -162,6 +169,10 @@ def _row(recipe: str, label: str, results: list[dict[str, Any]]) -> str:
         excess = [result[f"at {w}"]["loss"] - ((1 - w) * first + w * last) for w in (0.25, 0.5, 0.75)]
         barriers.append(max(0.0, *excess))
     each = ", ".join(f"{100 * value:.1f}" for value in middle)
+    others = []
+    for form in OTHER_FORMS:
+        found = [r[f"half way, {form}"]["accuracy"] for r in results if f"half way, {form}" in r]
+        others.append(f"{100 * mean(found):.2f}" if found else "")
     seconds = mean([result["seconds"] for result in results])
     cells = [recipe, PUBLISHED[recipe], label, f"{100 * ends:.2f}", f"{100 * mean(plain):.2f}", f"{100 * mean(middle):.2f}"]
-    return "| " + " | ".join([*cells, each, f"{mean(barriers):.3f}", f"{seconds:.0f}", str(len(results))]) + " |"
+    return "| " + " | ".join([*cells, each, *others, f"{mean(barriers):.3f}", f"{seconds:.0f}", str(len(results))]) + " |"

@@ -191,7 +191,7 @@ MATCHING = ("--method", "weight-matching")
         (("merge", "a.safetensors", "b.pt", "-o", "c.pt", *MLP, "--weights", "1,x"), None, 3, "cannot read --weights"),
         (("merge", "a.safetensors", "b.pt", "-o", "c.pt", *MLP, "--weights", "1"), None, 3, "2 models and 1 weights"),
         (("merge", "a.safetensors", "b.pt", "-o", "c.pt", *MLP, "--weights", "1,-1", "--dry-run"), None, 3, "a sum other"),
-        (("merge", "a.safetensors", "b.pt", "-o", "c.pt", *MLP, "--repair"), None, 3, "--repair runs the networks"),
+        (("merge", "a.safetensors", "b.pt", "-o", "c.pt", *MLP, "--repair", "rescale"), None, 3, "--repair rescale runs"),
         (("barrier", "a.safetensors", "b.pt", *MLP), None, 2, "the loss is measured on data"),
         (("barrier", "a.safetensors", "b.pt", *MLP, "--data", "digits", "--loss", "odd"), None, 3, "there is no loss 'odd'"),
         (("barrier", "a.safetensors", "b.pt", *MLP, "--data", "digits", "--picture", "x.doc"), None, 3, "cannot draw x.doc"),

@@ -382,3 +382,107 @@ def test_other_refusals():
         repair(model, [model], [x * torch.nan], symmetry)
     with pytest.raises(ValueError, match="no batches"):
         repair(model, [model], [], symmetry)
+
+
+# ---------------------------------------------------------------------------------------------------------- other forms
+
+
+def mix(a: nn.Module, b: nn.Module, weights=(0.5, 0.5)) -> nn.Module:
+    return load(a, interpolate([a, b], weights))
+
+
+def test_rescaling_meets_the_deviations_and_shifts_nothing():
+    a, b, data = mlp(0), mlp(1), batches(4)
+    middle = mix(a, b)
+    found = repair(middle, [a, b], data, ob.symmetry(a, data[0]), form="rescale")
+    layers = [0, 2, 4]
+    ends = [statistics(model, data, layers) for model in (a, b)]
+    for layer, (_, std), first, second in zip(layers, statistics(load(a, found.state), data, layers), *ends, strict=True):
+        torch.testing.assert_close(std, (first[1] + second[1]) / 2)
+        ratio = found.state[f"{layer}.bias"] / middle[layer].bias
+        torch.testing.assert_close(found.state[f"{layer}.weight"], middle[layer].weight * ratio[:, None])
+    assert found.mismatch < 1e-9
+
+
+def test_the_closed_form_uses_correlations():
+    a, b, data = mlp(0), mlp(1), batches(4)
+    found = repair(mix(a, b), [a, b], data, ob.symmetry(a, data[0]), form="closed-form")
+    outputs = [torch.cat([model[0](x) for x in data]).detach() for model in (a, b)]
+    s0, s1 = (o.std(0, correction=0) for o in outputs)
+    rho = torch.stack([torch.corrcoef(torch.stack(units))[0, 1] for units in zip(*(o.T for o in outputs), strict=True)])
+    expected = (s0**2 + s1**2 + 2 * rho * s0 * s1).sqrt() / 2
+    goal = (s0 + s1) / 2
+    # The first layer has the same inputs in all three networks: there the closed form is exact.
+    ((mean, std),) = statistics(load(a, found.state), data, [0])
+    torch.testing.assert_close(std, goal)
+    torch.testing.assert_close(mean, (outputs[0].mean(0) + outputs[1].mean(0)) / 2)
+    torch.testing.assert_close(found.state["0.weight"], mix(a, b)[0].weight * (goal / expected)[:, None])
+
+
+@pytest.mark.parametrize("weights", [(0.5, 0.5), (0.25, 0.75), (1.0, 0.0)])
+def test_biases_shrink_with_depth(weights):
+    a, b = mlp(0), mlp(1)
+    found = repair(mix(a, b, weights), [a, b], None, ob.symmetry(a, batches(4)[0]), weights, form="bias")
+    assert found.repaired == ("0", "2", "4", "6")
+    for depth, layer in enumerate((0, 2, 4, 6), start=1):
+        expected = weights[0] ** depth * a[layer].bias + weights[1] ** depth * b[layer].bias
+        torch.testing.assert_close(found.state[f"{layer}.bias"], expected.detach())
+        torch.testing.assert_close(found.state[f"{layer}.weight"], mix(a, b, weights)[layer].weight)
+
+
+def test_calibrated_biases_are_exact_for_unrelated_endpoints():
+    """Endpoints that use disjoint units and inputs: half way each passes on a half per layer, and so do their biases."""
+    full = mlp(0)
+    a, b = copy.deepcopy(full), copy.deepcopy(full)
+    with torch.no_grad():
+        for model, units in ((a, slice(0, 3)), (b, slice(3, 6))):
+            kept = copy.deepcopy(model)
+            for layer in (0, 2, 4):
+                model[layer].weight.zero_()
+                model[layer].bias.zero_()
+                inputs = slice(None) if layer == 0 else units
+                model[layer].weight[units, inputs] = kept[layer].weight[units, inputs]
+                model[layer].bias[units] = kept[layer].bias[units]
+            model[1], model[6].weight[:, [u for u in range(6) if u not in range(6)[units]]] = nn.ReLU(), 0
+    x = batches(4)[0]
+    found = repair(mix(a, b), [a, b], None, ob.symmetry(a, x), form="bias")
+    torch.testing.assert_close(load(a, found.state)(x), (a(x) + b(x)).detach() / 16)
+
+
+def residual() -> nn.Module:
+    layers = {"first": nn.Linear(4, 5), "inner": nn.Linear(5, 5), "last": nn.Linear(5, 2)}
+    return Fn(lambda m, x: m.last((h := m.first(x).relu()) + m.inner(h).relu()), **layers).double()
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "message"),
+    [(lambda: cnn(0, norm=True), (1, 6, 6), "without norms"), (residual, (4,), "a chain")],
+)
+def test_biases_are_calibrated_on_chains_alone(model, shape, message):
+    model, inputs = model(), batches(*shape)[0]
+    with pytest.raises(ValueError, match=message):
+        repair(model, [model, model], None, ob.symmetry(model, inputs), form="bias")
+
+
+def test_forms_are_checked():
+    a, data = mlp(0), batches(4)
+    symmetry = ob.symmetry(a, data[0])
+    with pytest.raises(ValueError, match="form must be one of 'repair'"):
+        repair(a, [a, a], data, symmetry, form="repairs")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'rescale' measures the units"):
+        repair(a, [a, a], None, symmetry, form="rescale")
+
+
+@pytest.mark.parametrize("form", ["repair", "rescale", "closed-form", "bias"])
+def test_points_of_a_line_are_repaired(form):
+    a, b, data = mlp(0), mlp(1), batches(4)
+    symmetry = ob.symmetry(a, data[0])
+
+    def norm(model: nn.Module) -> float:
+        return model(data[0]).square().mean().item()
+
+    path = linear_path(a, b, norm, num_points=3, data=data, repair=form, symmetry=symmetry)
+    found = repair(mix(a, b), [a, b], data, symmetry, tolerance=float("inf"), form=form)
+    assert path.losses == pytest.approx([norm(a), norm(load(a, found.state)), norm(b)])
+    with pytest.raises(ValueError, match="give the symmetry"):
+        linear_path(a, b, norm, repair=form, data=data)

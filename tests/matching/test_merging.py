@@ -69,6 +69,26 @@ def test_weights():
     assert all(torch.equal(value, models[0].state_dict()[key]) for key, value in merged.state_dict().items())
 
 
+@pytest.mark.parametrize("form", ["repair", "rescale", "closed-form", "bias"])
+def test_forms_of_repair_have_names(form):
+    models = [mlp(seed) for seed in range(2)]
+    options = {"example_inputs": X, "method": "weight-matching", "data": [X]}
+    aligned = []
+    merged = ob.merge(models, repair=form, on_alignment=lambda _, found: aligned.append(found.model), **options)
+    plain = ob.merge(models, **options)
+    found = ob.repair(plain, [models[0], *aligned], [X], ob.symmetry(models[0], X), form=form)
+    for key, value in merged.state_dict().items():
+        torch.testing.assert_close(value, found.state[key])
+
+
+def test_repair_by_name_needs_data():
+    models = [mlp(seed) for seed in range(2)]
+    with pytest.raises(ValueError, match="'rescale' measures the networks"):
+        ob.merge(models, example_inputs=X, repair="rescale")
+    with pytest.raises(ValueError, match="repair must be"):
+        ob.merge(models, example_inputs=X, repair="rescales", data=[X])
+
+
 def test_repair_is_applied():
     models = [mlp(0), mlp(1)]
     plain = ob.merge(models, example_inputs=X)

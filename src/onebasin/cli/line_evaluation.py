@@ -8,6 +8,7 @@ from typing import Any
 
 from onebasin.checkpoints import CheckpointSet
 from onebasin.landscape.batches import copy_model
+from onebasin.landscape.calibration import RepairForm
 from onebasin.landscape.evaluation import mean_loss
 from onebasin.landscape.paths import LinearPath, linear_path
 from onebasin.tensors.progress import Progress
@@ -26,11 +27,24 @@ class LineEvaluator:
         data: batches (inputs, target). If None, nothing is evaluated and all results are empty.
         num_points: on each line, both ends included.
         reset: estimate the statistics of batch norms again at every point.
+        repair: put the statistics of hidden units right between the ends, in this form.
     """
 
-    def __init__(self, models: CheckpointSet, loss: Any, data: Any, num_points: int = NUM_POINTS, reset: bool = False):
-        self.num_points = num_points
-        self.statistics_data = data if reset else None
+    def __init__(
+        self,
+        models: CheckpointSet,
+        loss: Any,
+        data: Any,
+        num_points: int = NUM_POINTS,
+        reset: bool = False,
+        repair: RepairForm | None = None,
+    ):
+        self.options: dict[str, Any] = {
+            "num_points": num_points,
+            "data": data if reset or repair is not None else None,
+            "repair": repair,
+            "symmetry": models.symmetry,
+        }
         self.evaluate = None if data is None else mean_loss(loss, data)
         self.first = None if data is None else models.load_model(models.checkpoints[0])
 
@@ -42,7 +56,7 @@ class LineEvaluator:
         for name, state in states.items():
             report = functools.partial(_report, progress, name)
             held = state.load()  # once, not at every point
-            paths[name] = linear_path(self.first, held, self.evaluate, self.num_points, self.statistics_data, report)
+            paths[name] = linear_path(self.first, held, self.evaluate, progress=report, **self.options)
         return paths
 
     def evaluate_state(self, state: State) -> dict[str, float]:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from onebasin.landscape.calibration import RepairForm
 from onebasin.matching.methods import MethodName
 
 _model, _method, _data, _output = (
@@ -81,6 +82,11 @@ Data = Annotated[
 ]
 Loss = Annotated[
     str, _data("--loss", metavar="LOSS", help="cross-entropy, mse, l1, bce, or package.module:function(output, target).")
+]
+
+Repair = Annotated[
+    RepairForm | None,
+    _data("--repair", help="Put the statistics of mixed units right: on --data or, for bias, without any."),
 ]
 
 Out = Annotated[

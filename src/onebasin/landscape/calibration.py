@@ -1,4 +1,4 @@
-"""The statistics of hidden units, put right after weights were mixed (REPAIR)."""
+"""The statistics of hidden units, put right after weights were mixed: REPAIR and its relatives."""
 
 from __future__ import annotations
 
@@ -6,21 +6,25 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
-from onebasin.landscape.batch_norm import batch_norms, estimating
+from onebasin.landscape.batch_norm import batch_norms, estimating, reset_statistics
 from onebasin.landscape.batches import StopForward, check_data, copy_model, run_batches
+from onebasin.landscape.bias_calibration import calibrate_biases
 from onebasin.symmetries import Symmetry
 from onebasin.symmetries.layout import names
 from onebasin.tensors.interpolation import check_weights, read_alike
-from onebasin.tensors.states import Model, StateDict, read_state_dict
+from onebasin.tensors.states import Model, State, StateDict, read_state_dict
 from onebasin.torch_internals import BatchNorm, Convolution
 
 # Layers that compute y = W x + b along the first axis of W. A subclass that computes something else is left alone.
 _PLAIN = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)
+
+RepairForm = Literal["repair", "rescale", "closed-form", "bias"]
+"""What is put right, and from what; see `repair`."""
 
 
 class Statistics(NamedTuple):
@@ -59,11 +63,11 @@ class Repair:
 
     Attributes:
         state: the repaired state.
-        repaired: modules whose weight and bias were rescaled.
+        repaired: modules whose weight and bias, or bias alone, were corrected.
         norms: batch norms whose statistics were estimated anew.
         skipped: modules that make free units and could not be repaired, and why.
         mismatch: the largest difference of a repaired unit's mean or standard deviation to its goal, relative to the typical
-            standard deviation of its layer.
+            standard deviation of its layer; NaN for forms that do not measure the mixed network.
     """
 
     state: StateDict
@@ -76,10 +80,11 @@ class Repair:
 def repair(
     model: nn.Module,
     endpoints: Sequence[Model],
-    data: Iterable[Any],
+    data: Iterable[Any] | None,
     symmetry: Symmetry,
     weights: Sequence[float] | None = None,
     tolerance: float = 1e-3,
+    form: RepairForm = "repair",
 ) -> Repair:
     """REPAIR (Jordan et al. 2022, arXiv 2211.08403): undo the collapse of variance that mixing weights causes.
 
@@ -93,13 +98,22 @@ def repair(
     the other, in the order of their calls, with a (partial) pass for each. A layer with a batch norm right behind it already
     has the interpolated scale and shift: there the norm's statistics are estimated anew.
 
+    Other forms:
+
+    - "rescale": each unit is multiplied to have the interpolated standard deviation, and gets no shift (RESCALE, Qu and
+      Horvath 2024, arXiv 2402.05966).
+    - "closed-form": the standard deviation of a mixed unit is taken to be that of the mixed activations, which follows from
+      the correlations between the endpoints, so that the mixed network is not run.
+    - "bias": no data; the biases of a chain of layers without norms shrink with depth (`calibrate_biases`).
+
     Args:
         model: the mixed network; left untouched.
         endpoints: the networks it was mixed from, aligned: modules or state dicts.
-        data: batches to measure on, each inputs or a pair (inputs, target); read several times.
+        data: batches to measure on, each inputs or a pair (inputs, target); read several times. None for the form "bias".
         symmetry: says which layers make hidden units.
         weights: how the endpoints were mixed; equal if not given.
         tolerance: how large a `Repair.mismatch` to accept after the first pass; infinity is the paper's single pass.
+        form: "repair", "rescale", "closed-form" or "bias".
 
     Raises:
         ValueError: if nothing can be repaired, saying why.
@@ -109,9 +123,16 @@ def repair(
     weights = check_weights(weights, len(endpoints))
     if min(weights) < 0 or not math.isclose(sum(weights), 1, abs_tol=1e-6):
         raise ValueError(f"weights must not be negative and must sum to one, got {weights}")
-    data = check_data(data)
+    if form not in get_args(RepairForm):
+        raise ValueError(f"form must be one of {', '.join(map(repr, get_args(RepairForm)))}, got {form!r}")
     mixed, *states = read_alike([model, *endpoints])
     symmetry = symmetry.bind(model)
+    if form == "bias":
+        state, layers = calibrate_biases(mixed, states, weights, symmetry)
+        return Repair(state, layers, (), {}, math.nan)
+    if data is None:
+        raise ValueError(f"{form!r} measures the units: give batches of data, or take the form 'bias', which needs none")
+    data = check_data(data)
     ours = copy_model(model)
     norms = batch_norms(ours)
     axes, skipped = find_layers(ours, symmetry, data)
@@ -125,9 +146,21 @@ def repair(
             ours.load_state_dict(state.load())
             found.append(measure_units(ours, axes, data))
         goals = {path: _average([f[path] for f in found], weights) for path in axes}
+    expected = _measure_mixed_units(ours, states, weights, axes, data) if form == "closed-form" else None
     ours.load_state_dict(mixed.load())
-    mismatch = _match(ours, norms, axes, goals, data, tolerance)
+    corrections = _Corrections(ours, norms, axes, goals, data, shifts=form != "rescale")
+    if expected is None:
+        mismatch = corrections.find(tolerance)
+    else:
+        corrections.fold(expected)
+        reset_statistics(ours, data)
+        mismatch = math.nan
     return Repair(read_state_dict(ours), tuple(axes), tuple(norms), skipped, mismatch)
+
+
+def repair_in_place(model: nn.Module, *args: Any, **options: Any) -> None:
+    """`repair`, loaded into the mixed network itself: one of ours."""
+    model.load_state_dict(repair(model, *args, **options).state)
 
 
 def find_layers(model: nn.Module, symmetry: Symmetry, data: Iterable[Any]) -> tuple[dict[str, int], dict[str, str]]:
@@ -204,10 +237,11 @@ def measure_units(
     data: Iterable[Any],
     goals: Mapping[str, Statistics] | None = None,
     last: str | None = None,
+    shifts: bool = True,
 ) -> dict[str, Statistics]:
     """Statistics of the layers' outputs; with goals, each batch is corrected by its own before it goes on.
 
-    Nothing behind the layer `last` is run.
+    Nothing behind the layer `last` is run. Without `shifts` a correction is a factor alone.
     """
     moments = {path: Moments() for path in axes}
 
@@ -218,7 +252,7 @@ def measure_units(
             raise StopForward
         if goals is None:
             return None
-        scale, shift = _correction(batch, goals[path])
+        scale, shift = _correction(batch, goals[path], shifts)
         return (units * scale + shift).to(output.dtype).movedim(-1, axes[path])
 
     with contextlib.ExitStack() as handles:
@@ -237,54 +271,91 @@ def _average(statistics: Sequence[Statistics], weights: Sequence[float]) -> Stat
     return Statistics(weight @ means, weight @ stds)
 
 
-def _correction(now: Statistics, goal: Statistics) -> tuple[Tensor, Tensor]:
+def _measure_mixed_units(
+    model: nn.Module, states: Sequence[State], weights: Sequence[float], axes: Mapping[str, int], data: Iterable[Any]
+) -> dict[str, Statistics]:
+    """The statistics of sum_i w_i x_i, where x_i are the activations of a unit in each endpoint."""
+    endpoints = [copy_model(model) for _ in states]
+    for endpoint, state in zip(endpoints, states, strict=True):
+        endpoint.load_state_dict(state.load())
+    moments = {path: Moments() for path in axes}
+    for batch in data:
+        mixed: dict[str, Tensor] = {}
+        for endpoint, weight in zip(endpoints, weights, strict=True):
+
+            def see(path: str, output: Tensor, weight: float = weight, mixed: dict[str, Tensor] = mixed) -> None:
+                mixed[path] = weight * output.double() + mixed.get(path, 0.0)
+
+            with contextlib.ExitStack() as handles:
+                _hook(handles, {path: endpoint.get_submodule(path) for path in axes}, see)
+                run_batches(endpoint, [batch])
+        for path, output in mixed.items():
+            units = output.movedim(axes[path], -1)
+            moments[path].add(units.reshape(-1, units.shape[-1]))
+    return {path: m.result() for path, m in moments.items()}
+
+
+def _correction(now: Statistics, goal: Statistics, shifts: bool) -> tuple[Tensor, Tensor]:
     """The scale and shift that bring units to their goal; a unit that is constant on the data is only shifted."""
     constant = now.std <= 1e-6 * (now.mean.abs() + goal.std)
     scale = torch.where(constant, 1.0, goal.std / now.std.where(~constant, 1.0))
-    return scale, goal.mean - scale * now.mean
+    return scale, goal.mean - scale * now.mean if shifts else torch.zeros_like(scale)
 
 
-def _match(
-    model: nn.Module,
-    norms: Mapping[str, BatchNorm],
-    axes: Mapping[str, int],
-    goals: Mapping[str, Statistics],
-    data: Iterable[Any],
-    tolerance: float,
-) -> float:
-    """Fold corrections into a model of ours until it meets the goals; returns the mismatch that is left."""
-    layers: dict[str, Any] = {path: model.get_submodule(path) for path in axes}
-    # Corrections are composed here and folded into the first weights: narrow types are rounded once.
-    first = {path: tuple(p.detach().to(torch.float64, copy=True) for p in (m.weight, m.bias)) for path, m in layers.items()}
-    total = {path: (torch.ones_like(bias), torch.zeros_like(bias)) for path, (_, bias) in first.items()}
+class _Corrections:
+    """The scale and shift of each unit of a mixed network, and the network they are folded into.
 
-    def fold(found: Mapping[str, Statistics]) -> None:
+    Corrections are composed here and folded into the first weights, so that narrow types are rounded once.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        norms: Mapping[str, BatchNorm],
+        axes: Mapping[str, int],
+        goals: Mapping[str, Statistics],
+        data: Iterable[Any],
+        shifts: bool,
+    ):
+        self.model, self.norms, self.axes, self.goals, self.data, self.shifts = model, norms, axes, goals, data, shifts
+        self.layers: dict[str, Any] = {path: model.get_submodule(path) for path in axes}
+        self.first = {
+            path: tuple(p.detach().to(torch.float64, copy=True) for p in (m.weight, m.bias))
+            for path, m in self.layers.items()
+        }
+        self.total = {path: (torch.ones_like(bias), torch.zeros_like(bias)) for path, (_, bias) in self.first.items()}
+
+    def find(self, tolerance: float) -> float:
+        """Correct all layers in one pass and, if they miss their goals, one after the other; returns the mismatch left."""
+        self.fold(self._measure(self.axes, goals=self.goals, shifts=self.shifts))
+        mismatch = self._compare(self._measure(self.axes)) if self.axes else 0.0
+        if mismatch > tolerance:
+            for path, axis in self.axes.items():
+                self.fold(self._measure({path: axis}, last=path))
+            mismatch = self._compare(self._measure(self.axes))
+        return mismatch
+
+    def fold(self, found: Mapping[str, Statistics]) -> None:
+        """Correct layers whose units have these statistics now."""
         for path, statistics in found.items():
-            scale, shift = _correction(statistics, goals[path])
-            scale, shift = total[path] = scale * total[path][0], scale * total[path][1] + shift
-            weight, bias = first[path]
+            scale, shift = _correction(statistics, self.goals[path], self.shifts)
+            scale, shift = self.total[path] = scale * self.total[path][0], scale * self.total[path][1] + shift
+            weight, bias = self.first[path]
             with torch.no_grad():
-                layers[path].weight.copy_(weight * scale.view(-1, *[1] * (weight.dim() - 1)))
-                layers[path].bias.copy_(bias * scale + shift)
+                self.layers[path].weight.copy_(weight * scale.view(-1, *[1] * (weight.dim() - 1)))
+                self.layers[path].bias.copy_(bias * scale + shift)
 
-    def measure(some: Mapping[str, int], **options: Any) -> dict[str, Statistics]:
-        with estimating(norms.values()):
-            return measure_units(model, some, data, **options)
+    def _measure(self, axes: Mapping[str, int], **options: Any) -> dict[str, Statistics]:
+        with estimating(self.norms.values()):
+            return measure_units(self.model, axes, self.data, **options)
 
-    fold(measure(axes, goals=goals))
-    mismatch = _compare(measure(axes), goals) if axes else 0.0
-    if mismatch > tolerance:
-        for path, axis in axes.items():
-            fold(measure({path: axis}, last=path))
-        mismatch = _compare(measure(axes), goals)
-    return mismatch
-
-
-def _compare(found: Mapping[str, Statistics], goals: Mapping[str, Statistics]) -> float:
-    """The largest difference to the goals, relative to the typical standard deviation of the layer."""
-    largest = 0.0
-    for path, goal in goals.items():
-        typical = goal.std.square().mean().sqrt().clamp_min(torch.finfo(torch.float64).tiny)
-        difference = max((now - then).abs().max() for now, then in zip(found[path], goal, strict=True))
-        largest = max(largest, float(difference / typical))
-    return largest
+    def _compare(self, found: Mapping[str, Statistics]) -> float:
+        """The largest difference to the goals, relative to the typical standard deviation of the layer."""
+        largest = 0.0
+        for path, goal in self.goals.items():
+            typical = goal.std.square().mean().sqrt().clamp_min(torch.finfo(torch.float64).tiny)
+            differences = [(found[path].std - goal.std).abs().max()]
+            if self.shifts:
+                differences.append((found[path].mean - goal.mean).abs().max())
+            largest = max(largest, float(max(differences) / typical))
+        return largest

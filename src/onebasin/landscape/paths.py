@@ -12,8 +12,10 @@ from torch import nn
 
 from onebasin.landscape.batch_norm import reset_statistics
 from onebasin.landscape.batches import check_data, copy_model
+from onebasin.landscape.calibration import RepairForm, repair_in_place
 from onebasin.plots import plot_path, plot_plane
 from onebasin.plots.tables import html_table
+from onebasin.symmetries import Symmetry
 from onebasin.tensors.interpolation import interpolate, read_alike
 from onebasin.tensors.progress import Progress, show_progress
 from onebasin.tensors.states import Model, State
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 Evaluate = Callable[[nn.Module], Any]
 """From a model to its loss, or to a dict of metrics with the key "loss"."""
+
+Prepare = Callable[[nn.Module, Sequence[float]], None]
+"""Called with a mixed model of ours, to change, and the weights of the mix."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,8 @@ def linear_path(
     num_points: int = 25,
     data: Iterable[Any] | None = None,
     progress: bool | Progress = False,
+    repair: RepairForm | None = None,
+    symmetry: Symmetry | None = None,
 ) -> LinearPath:
     """Evaluate models at equal steps on the line from `model_a` to `model_b`.
 
@@ -97,6 +104,8 @@ def linear_path(
         data: batches, each inputs or a pair (inputs, target); with it the statistics of batch norms are estimated anew at
             every point, both ends included.
         progress: show the points as they are done; or a function to call with what is done, how far, and how much there is.
+        repair: put the statistics of hidden units right at every point between the ends, in this form; see `repair`.
+        symmetry: of the models; needed by `repair`.
 
     Raises:
         ValueError: if the models differ in keys or shapes, or `evaluate` returns no loss.
@@ -113,7 +122,10 @@ def linear_path(
     states = read_alike([model_a, model_b])
     lambdas = [float(w) for w in np.linspace(0, 1, num_points)]
     mixes = [(1 - w, w) for w in lambdas]
-    return LinearPath(lambdas, _evaluate_mixes(model_a, states, mixes, evaluate, data, progress))
+    if repair is not None and symmetry is None:
+        raise ValueError("repair needs to know which layers make hidden units: give the symmetry of the models")
+    prepare = _reset_with(data) if symmetry is None or repair is None else _repair_with(repair, states, data, symmetry)
+    return LinearPath(lambdas, _evaluate_mixes(model_a, states, mixes, evaluate, prepare, progress))
 
 
 @dataclass(frozen=True)
@@ -185,7 +197,7 @@ def loss_plane(
             c = top / height
             b = (right - c * foot) / length
             mixes.append((1 - b - c, b, c))
-    flat = _evaluate_mixes(model_a, states, mixes, evaluate, data, progress)
+    flat = _evaluate_mixes(model_a, states, mixes, evaluate, _reset_with(data), progress)
     metrics = {name: [row[i : i + len(x)] for i in range(0, len(row), len(x))] for name, row in flat.items()}
     return Plane(x, y, points, metrics)
 
@@ -225,20 +237,17 @@ def _evaluate_mixes(
     states: Sequence[State],
     mixes: Sequence[Sequence[float]],
     evaluate: Evaluate,
-    data: Iterable[Any] | None,
+    prepare: Prepare,
     progress: bool | Progress,
 ) -> dict[str, list[float]]:
-    """The metrics of weighted sums of states, each loaded into one copy of the model."""
-    if data is not None:
-        data = check_data(data)
+    """The metrics of weighted sums of states, each loaded into one copy of the model and prepared."""
     ours = copy_model(model)
     metrics: dict[str, list[float]] = {}
     with show_progress(progress) as report:
         for number, mix in enumerate(mixes):
             ours.load_state_dict(interpolate(states, mix).load())
             ours.eval()  # again for every point: evaluate may have changed the mode
-            if data is not None:
-                reset_statistics(ours, data)
+            prepare(ours, mix)
             with torch.no_grad():
                 point = _read_metrics(evaluate(ours))
             if metrics and point.keys() != metrics.keys():
@@ -247,6 +256,24 @@ def _evaluate_mixes(
                 metrics.setdefault(name, []).append(value)
             report("points", number + 1, len(mixes))
     return metrics
+
+
+def _repair_with(form: RepairForm, states: Sequence[State], data: Iterable[Any] | None, symmetry: Symmetry) -> Prepare:
+    """Repairs mixes of the states; the states themselves need none."""
+
+    def prepare(model: nn.Module, mix: Sequence[float]) -> None:
+        if max(mix) < 1:
+            repair_in_place(model, states, data, symmetry, mix, form=form, tolerance=float("inf"))
+
+    return prepare
+
+
+def _reset_with(data: Iterable[Any] | None) -> Prepare:
+    """Estimates the statistics of batch norms anew on this data, if there is any."""
+    if data is None:
+        return lambda model, mix: None
+    checked = check_data(data)
+    return lambda model, mix: reset_statistics(model, checked)
 
 
 def _read_metrics(result: Any) -> dict[str, float]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import nn
 
 from onebasin.landscape.batches import check_data
+from onebasin.landscape.calibration import RepairForm
 from onebasin.landscape.calibration import repair as repair_statistics
 from onebasin.matching.alignment import Alignment, align
 from onebasin.matching.checks import find_symmetry
@@ -26,7 +27,7 @@ def merge(
     models: Sequence[Model],
     example_inputs: Any = None,
     weights: Sequence[float] | None = None,
-    repair: Iterable[Any] | None = None,
+    repair: RepairForm | Iterable[Any] | None = None,
     symmetry: Symmetry | None = None,
     method: MethodName | Literal["auto"] | Method = AUTO,
     reference: Literal["first", "mean"] = "first",
@@ -42,7 +43,8 @@ def merge(
         models: two or more modules, state dicts or lazy states; left untouched.
         example_inputs: to trace the symmetry with; not needed if `symmetry` is given.
         weights: of the models in the average; equal if None. They are scaled to sum to one.
-        repair: batches of data for `onebasin.repair` on the merged model, or None to leave it as it is.
+        repair: how to put the statistics of the merged model right: a form of `onebasin.repair` by its name, measured on
+            `data`; or batches of data for the form "repair"; or None to leave the merged model as it is.
         symmetry: from `onebasin.symmetry` or `Symmetry.from_axes`. One written by hand is verified if inputs are known.
         method: how to align; see `onebasin.align`.
         reference: what the models are aligned to. "first": every model to the first. "mean": every model in turn to the mean
@@ -64,10 +66,9 @@ def merge(
         raise ValueError(f"merging needs at least two models, got {len(models)}")
     shares = check_weights(weights, len(models), normalise=True)
     check_choice("reference", reference, "first", "mean")
-    if repair is not None:
-        repair = check_data(repair)
-        if not all(isinstance(model, nn.Module) for model in models):
-            raise ValueError("repair runs the networks: give modules, not state dicts")
+    form, batches = _read_repair(repair, options.get("data"))
+    if form is not None and not all(isinstance(model, nn.Module) for model in models):
+        raise ValueError("repair needs the networks: give modules, not state dicts")
     traced = next((model for model in models if isinstance(model, nn.Module)), models[0])
     symmetry = find_symmetry(traced, example_inputs, symmetry, options.get("data"))
     arguments: dict[str, Any] = {"symmetry": symmetry, "method": method, "seed": seed, **options}
@@ -89,9 +90,24 @@ def merge(
     if on_aligned is not None:
         on_aligned(frame.permutations)
     merged = _average(frame.aligned, shares)
-    if repair is not None:
-        merged.load_state_dict(repair_statistics(merged, frame.aligned, repair, symmetry, weights=shares).state)
+    if form is not None:
+        found = repair_statistics(merged, frame.aligned, batches, symmetry, weights=shares, form=form)
+        merged.load_state_dict(found.state)
     return merged
+
+
+def _read_repair(
+    repair: RepairForm | Iterable[Any] | None, data: Iterable[Any] | None
+) -> tuple[RepairForm | None, Iterable[Any] | None]:
+    """The form, and the batches to measure on."""
+    if repair is None:
+        return None, None
+    if not isinstance(repair, str):
+        return "repair", check_data(repair)
+    check_choice("repair", repair, *get_args(RepairForm))
+    if repair != "bias" and data is None:
+        raise ValueError(f"repair={repair!r} measures the networks: give data=, or take repair='bias', which needs none")
+    return cast(RepairForm, repair), None if data is None else check_data(data)
 
 
 def _average(models: Sequence[Model], shares: Sequence[float]) -> Any:

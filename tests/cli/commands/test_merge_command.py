@@ -46,7 +46,9 @@ def test_merge_with_repair(onebasin, folder):
         torch.save(make_conv()[0].state_dict(), folder / name)
     conv = ("--model", "cli_networks:make_conv", "--method", "weight-matching")
     assert onebasin("merge", "x.pt", "y.pt", "-o", "plain.pt", *conv).code == 0
-    ran = onebasin("merge", "x.pt", "y.pt", "-o", "repaired.pt", *conv, "--repair", "--data", "cli_networks:batches")
+    ran = onebasin(
+        "merge", "x.pt", "y.pt", "-o", "repaired.pt", *conv, "--repair", "repair", "--data", "cli_networks:batches"
+    )
     assert ran.code == 0
     plain, repaired = load(folder / "plain.pt"), load(folder / "repaired.pt")
     assert plain.keys() == repaired.keys()

@@ -34,6 +34,7 @@ def barrier(
         typer.Option("--reset-batch-norm", help="Estimate the statistics of batch norms again at every point.",
                      rich_help_panel="Data"),
     ] = False,
+    repair: options.Repair = None,
     permutation: Annotated[
         Path | None,
         typer.Option("--permutation", "-p", metavar="FILE", help="Also measure the line to B permuted by this.",
@@ -54,6 +55,10 @@ def barrier(
 ) -> None:  # fmt: skip
     """Measure the loss on the line between two checkpoints: the curve, its barrier, the area under it."""
     output = Output(json)
+    if reset and repair is not None:
+        raise typer.BadParameter(
+            "repairing a point estimates its batch norms too: give one of the two", param_hint="--repair"
+        )
     if data is None:
         raise typer.BadParameter("the loss is measured on data: give it", param_hint="--data")
     batches, criterion = inputs.read_data(data, "test"), inputs.read_loss(loss)
@@ -72,7 +77,7 @@ def barrier(
         output.finish({**summary, "dry_run": True})
         return
     with output.progress() as progress, inputs.explain_data_errors(batches):
-        paths = LineEvaluator(models, criterion, batches, points, reset).evaluate_lines(states, progress)
+        paths = LineEvaluator(models, criterion, batches, points, reset, repair).evaluate_lines(states, progress)
     output.show(_table(paths))
     if picture is not None:
         _draw(picture, paths)

@@ -32,9 +32,7 @@ def merge(
         typer.Option("--reference", help="Align all to the first, or each to the mean of the others until nothing moves.",
                      rich_help_panel="Method"),
     ] = "first",
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Correct the merged network's statistics on --data.", rich_help_panel="Data")
-    ] = False,
+    repair: options.Repair = None,
     architecture: options.Architecture = None,
     input_shape: options.InputShape = None,
     ignore: options.Ignore = None,
@@ -67,8 +65,8 @@ def merge(
         method=method, objective=objective, data=data, loss=loss, settings=settings, device=device,
         groups=groups or None, seed=seed, restarts=restarts, polish=polish, detect_copy=detect_copy,
     )  # fmt: skip
-    if repair and alignment.data is None:
-        raise ValueError("--repair runs the networks: give --data")
+    if repair not in (None, "bias") and alignment.data is None:
+        raise ValueError(f"--repair {repair} runs the networks: give --data, or take --repair bias, which needs none")
     files = inputs.open_files(paths)
     outputs.check_outputs(out, files[0], paths, [report], force)
     outputs.check_drawing(report)
@@ -87,9 +85,9 @@ def merge(
         lines = LineEvaluator(models, inputs.read_loss(loss), inputs.read_data(data if report else None, "test"))
         curves = lines.evaluate_lines(_name_lines(found.names, models.checkpoints), progress)
         merged = ob.merge(
-            alignment.load(models, run=repair), weights=shares, repair=alignment.data if repair else None,
+            alignment.load(models, run=repair is not None), weights=shares, repair=repair,
             symmetry=models.symmetry, reference=reference, progress=progress, on_aligned=found.permutations.extend,
-            on_alignment=found.add, **alignment.arguments,
+            on_alignment=found.add, **alignment.arguments | ({} if repair is None else {"data": alignment.data}),
         )  # fmt: skip
         state = outputs.cast_like(like, merged)
         write_checkpoint(out, state, like, force, progress)

@@ -26,6 +26,7 @@ from onebasin.programs.isolation import evaluation_mode
 from onebasin.relaxation.hardening import harden
 from onebasin.relaxation.plans import plan_shape
 from onebasin.symmetries import Site, Symmetry
+from onebasin.symmetries.unrolling import Block
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class ActivationMatching(Method):
         symmetry = problem.symmetry
         missing = [name for name in symmetry.groups if not symmetry.sites.get(name)]
         sites = {site for found in symmetry.sites.values() for site in found}
-        sums = {site: _CorrelationSums(symmetry, site) for site in sites}
+        found = {site: _Correlations(symmetry, site) for site in sites}
         networks = [copy.deepcopy(problem.model).to(problem.device, problem.dtype) for _ in range(2)]
         for network, state in zip(networks, (problem.target, problem.source), strict=True):
             network.load_state_dict(state.load())
@@ -59,10 +60,10 @@ class ActivationMatching(Method):
         for batch in itertools.islice(problem.batches, self.num_batches):
             seen = [_collect(network, sites, batch) for network in networks]
             for site in sites:
-                sums[site].add(*(found[site] for found in seen))
+                found[site].add(*(activations[site] for activations in seen))
             count += 1
         scores = {name: torch.zeros(plan_shape(symmetry, g), dtype=torch.float64) for name, g in symmetry.groups.items()}
-        for each in sums.values():
+        for each in found.values():
             for name, correlation in each.correlations():
                 scores[name] += correlation
         for name in missing:  # no module returns these units as they are: they are matched by their weights instead
@@ -102,36 +103,79 @@ def _collect(network: nn.Module, sites: set[Site], batch: Any) -> dict[Site, Ten
     return found
 
 
-class _CorrelationSums:
-    """Streaming sums at one site, in float64: for every group there, of x, y, their squares, and x y for all pairs."""
+@dataclass
+class _Moments:
+    """Of one group at a place of a site, where the activations are: means, sums of squares and of products about them.
+
+    Batches are centred by their own means and merged as Chan, Golub and LeVeque (1979) do.
+    """
+
+    group: str
+    free: list[bool]
+    count: float
+    means: list[Tensor]
+    squares: list[Tensor]
+    products: Tensor
+
+    def add(self, other: _Moments) -> None:
+        """Take in what another batch gave."""
+        total = self.count + other.count
+        share, weight = other.count / total, self.count * other.count / total
+        steps = [theirs - ours for ours, theirs in zip(self.means, other.means, strict=True)]
+        self.squares = [s + o + weight * d * d for s, o, d in zip(self.squares, other.squares, steps, strict=True)]
+        self.products = self.products + other.products + weight * _outer(steps[0], steps[1], self.free)
+        self.means = [mean + share * step for mean, step in zip(self.means, steps, strict=True)]
+        self.count = total
+
+    def correlation(self) -> Tensor:
+        """Of every target unit with every source unit, shaped like a plan; zero where a unit is constant."""
+        scale = _outer(self.squares[0].sqrt(), self.squares[1].sqrt(), self.free)
+        return torch.where(scale > 0, self.products / scale, torch.zeros_like(scale)).cpu()
+
+
+class _Correlations:
+    """Correlations between the units of two networks at one site, over batches."""
 
     def __init__(self, symmetry: Symmetry, site: Site):
         self.symmetry, self.site = symmetry, site
-        self.sums: dict[tuple[int, int], tuple[str, float, list[Tensor]]] = {}  # by block and axis: group, count, sums
+        self.moments: dict[tuple[int, int], _Moments] = {}  # by block and axis
 
     def add(self, target: Tensor, source: Tensor) -> None:
         """Take in one batch of activations of both networks."""
         groups = self.symmetry.groups
-        for number, block in enumerate(member_blocks(self.site.layout, groups, target.double(), source.double())):
-            x, y = block.tensors
+        wide = torch.promote_types(target.dtype, torch.float32)
+        for number, block in enumerate(member_blocks(self.site.layout, groups, target.to(wide), source.to(wide))):
             for axis, chain in innermost_axes(groups, block).items():
-                terms = [reduce_to(t, chain).cpu() for t in (x, y, x * x, y * y)]
-                terms.append(products(self.symmetry, x, y, chain, block.labels).cpu())
-                count = x.numel() / terms[0].numel()
-                if (number, axis) in self.sums:
-                    _, total, sums = self.sums[number, axis]
-                    count, terms = count + total, [a + b for a, b in zip(sums, terms, strict=True)]
-                self.sums[number, axis] = (block.labels[axis] or "", count, terms)
+                found = self._measure(block, axis, chain)
+                if (number, axis) in self.moments:
+                    self.moments[number, axis].add(found)
+                else:
+                    self.moments[number, axis] = found
+
+    def _measure(self, block: Block, axis: int, chain: list[int]) -> _Moments:
+        groups, name = self.symmetry.groups, block.labels[axis] or ""
+        means, squares, centred = [], [], []
+        for values in block.tensors:
+            mean = reduce_to(values, chain, torch.mean)
+            centred.append(values - _stretch(mean, chain, values.dim()))
+            means.append(mean.double())
+            squares.append(reduce_to(centred[-1].square(), chain).double())
+        found = products(self.symmetry, centred[0], centred[1], chain, block.labels).double()
+        count = block.tensors[0].numel() / means[0].numel()
+        return _Moments(name, [p in groups for p in groups[name].parents], count, means, squares, found)
 
     def correlations(self) -> Iterator[tuple[str, Tensor]]:
-        """For each group at the site, the correlation of every target unit with every source unit, shaped like a plan."""
-        for name, count, (x, y, xx, yy, xy) in self.sums.values():
-            means = x / count, y / count
-            spreads = [(s / count - m * m).clamp_min(0).sqrt() for s, m in zip((xx, yy), means, strict=True)]
-            free = [p in self.symmetry.groups for p in self.symmetry.groups[name].parents]
-            covariance = xy / count - _outer(means[0], means[1], free)
-            scale = _outer(spreads[0], spreads[1], free)
-            yield name, torch.where(scale > 0, covariance / scale, torch.zeros_like(scale))
+        """For each group at the site its correlations."""
+        for moments in self.moments.values():
+            yield moments.group, moments.correlation()
+
+
+def _stretch(values: Tensor, axes: list[int], num_axes: int) -> Tensor:
+    """Values over some axes of a tensor, in the order given, laid out to broadcast against it."""
+    shape = [1] * num_axes
+    for axis in axes:
+        shape[axis] = values.shape[axes.index(axis)]
+    return values.permute([axes.index(axis) for axis in sorted(axes)]).reshape(shape)
 
 
 def _outer(x: Tensor, y: Tensor, free: list[bool]) -> Tensor:
