@@ -1,78 +1,139 @@
-"""Which real architectures are traced, how much of each is free, and whether it is right.
+"""Which real architectures are traced, how much of each is free, and whether it is right at other inputs.
 
-    python -m benchmarks.coverage [--only LIBRARY] [--match TEXT] [--peer FILE] [--out FOLDER]
+    python -m benchmarks.coverage [--only PATTERN] [--again] [--jobs N] [--seconds S] [--peer FILE] [--out FOLDER]
 
-Writes a record (coverage.json) and the table of the documentation (coverage.md), both into the folder. What is measured
-again replaces its own rows in a record that is there already.
+Each architecture is traced at one example in a process of its own, and checked at inputs of other values, batch sizes and
+lengths; a text model is also traced at a single token. Writes a record (coverage.json) and the table of the documentation
+(coverage.md) into the folder. A run that was interrupted goes on where it was: rows that this very code measured are kept.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
+import os
 import platform
+import re
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 
-from benchmarks.architectures import LIBRARIES, Architecture
-from onebasin.programs.calls import read_calls
-from onebasin.symmetries import Symmetry
-from onebasin.symmetries.verification import verify_programs
-from onebasin.tensors.states import read_state
-from onebasin.tracing import trace_calls
+import onebasin as ob
+from benchmarks.architectures import LIBRARIES, Architecture, Example, NotMade
+from benchmarks.coverage_oracle import calls_to_check, check
+from benchmarks.coverage_tables import Record, cells, markdown, row, summary
+from benchmarks.isolated_processes import Report, run_isolated
 
-Record = dict[str, Any]
+ROOT = Path(__file__).parents[1]
+_BATCH = 2
 
 
-def measure(architecture: Architecture) -> Record:
-    """Trace and verify one architecture. Seconds are of the processor, so that a busy machine does not count."""
-    record: Record = {"library": architecture.library, "name": architecture.name, "counted": architecture.counted}
-    torch.manual_seed(0)
+def measure(architecture: Architecture, report: Report) -> None:
+    """Trace and check one architecture; whatever is known is reported at once."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    report({"stage": "making it"})
     try:
-        model, inputs = make(architecture)
-        calls = read_calls(inputs)
-        start = time.process_time()
-        symmetry, programs = trace_calls(model, calls)
+        example = make(architecture)
+    except NotMade as error:
+        return report({"verdict": "not made", "why": _first_line(error)})
+    report({"parameters": sum(p.numel() for p in example.model.parameters()), "kind": example.kind or architecture.kind})
+    with next(example.model.parameters()).device:
+        inputs = example.inputs(_BATCH, example.length)
+    trace_and_check(example, inputs, [] if architecture.unverified else list(_other_calls(example)), report)
+    if architecture.unverified:
+        report({"verdict": "not checked", "why": architecture.unverified})
+    if example.is_text:
+        single: Record = {}
+        trace_and_check(make(architecture), *_single_token(example), single.update)
+        report({"single": single})
+
+
+def trace_and_check(example: Example, inputs: Any, others: list[tuple[str, Any]], report: Report) -> None:
+    """Trace at some inputs, with verification and without, and check both at others; if there are none, verify nothing."""
+    report({"stage": "tracing"})
+    symmetry, record = trace(example, inputs, verify=bool(others))
+    report(record)
+    if symmetry is None or not others:
+        return
+    report({"stage": "tracing without verification"})
+    unverified, _ = trace(example, inputs, verify=False)
+    report({"stage": "checking"})
+    example.before_check()
+    report(judge([(where, check(symmetry, example.model, call)) for where, call in others]))
+    if unverified is not None and unverified.layouts != symmetry.layouts:
+        found = judge([(where, check(unverified, example.model, call)) for where, call in others])
+        report({"unverified": {key: found[key] for key in ("verdict", "why") if key in found}})
+
+
+def trace(example: Example, inputs: Any, verify: bool = True) -> tuple[ob.Symmetry | None, Record]:
+    """A symmetry, or none, and what to record. Seconds are of the processor, so that a busy machine does not count."""
+    start = time.process_time()
+    try:
+        symmetry = ob.symmetry(example.model, inputs, verify)
     except Exception as error:
-        return record | {"verdict": "not traced", "why": str(error).splitlines()[0]}
-    record |= {
-        "trace_seconds": time.process_time() - start,
-        "parameters": sum(p.numel() for p in model.parameters()),
+        # A ValueError is our refusal; anything else is a crash.
+        kind = "refused" if isinstance(error, ValueError) else f"crashed with {type(error).__name__}"
+        return None, {"verdict": kind, "why": _first_line(error), "seconds": time.process_time() - start}
+    return symmetry, {
+        "seconds": time.process_time() - start,
         "groups": len(symmetry.groups),
         "nested": sum(bool(group.parents) for group in symmetry.groups.values()),
         "hidden": symmetry.num_hidden,
         "free": symmetry.num_free,
         "unreached": len(symmetry.unreached),
+        "exported": [f.reason for f in symmetry.front_ends if f.reason],
         "pinned": pins(symmetry),
     }
-    if architecture.unverified:
-        return record | {"verdict": "not verified", "why": architecture.unverified}
-    start = time.process_time()
-    try:
-        error = verify_programs(symmetry, programs, read_state(model))
-    except ValueError as wrong:
-        verdict = "not verified" if "cannot verify" in str(wrong) else "WRONG"
-        return record | {"verdict": verdict, "why": str(wrong).splitlines()[0]}
-    return record | {"verdict": "right", "error": error, "verify_seconds": time.process_time() - start}
 
 
-def make(architecture: Architecture) -> tuple[nn.Module, Any]:
+def _single_token(example: Example) -> tuple[Any, list[tuple[str, Any]]]:
+    """One token, the one that texts begin with; and nine others to check at."""
+    inputs = {key: torch.ones_like(value) for key, value in example.inputs(1, 1).items()}
+    torch.manual_seed(2)
+    return inputs, [("nine tokens", example.inputs(_BATCH, 9))]
+
+
+def _other_calls(example: Example) -> Iterator[tuple[str, Any]]:
+    return calls_to_check(example.inputs, example.length, example.others, _BATCH)
+
+
+def judge(found: list[tuple[str, Record]]) -> Record:
+    """The verdict on a row from those on its calls."""
+    wrong = [(where, f) for where, f in found if f["verdict"] == "wrong"]
+    right = [where for where, f in found if f["verdict"] == "right"]
+    errors = [f["error"] for _, f in found if "error" in f]
+    record: Record = {"checked": right, "error": max(errors, default=None)}
+    if wrong:
+        guilty = wrong[0][1]["guilty"]
+        why = f"other {', '.join(where for where, _ in wrong)}: {', '.join(guilty[:3])}" + (
+            " ..." if len(guilty) > 3 else ""
+        )
+        return record | {"verdict": "WRONG", "why": why, "num_guilty": len(guilty)}
+    if right:
+        return record | {"verdict": "right"}
+    return record | {"verdict": "not checked", "why": "; ".join(f.get("why", f["verdict"]) for _, f in found)[:200]}
+
+
+def make(architecture: Architecture) -> Example:
     """The model and its inputs; without weights if they are not needed and its constructor can do without."""
+    torch.manual_seed(0)
     if architecture.unverified:
         with contextlib.suppress(NotImplementedError, RuntimeError), torch.device("meta"):
             return architecture.make()
     return architecture.make()
 
 
-def pins(symmetry: Symmetry) -> list[str]:
+def pins(symmetry: ob.Symmetry) -> list[str]:
     """Why axes of parameters are not free, most frequent first; that inputs and outputs are fixed goes without saying."""
     counts = Counter(
         f"{pin.reason} ({pin.operation})" if pin.operation else pin.reason
@@ -82,149 +143,128 @@ def pins(symmetry: Symmetry) -> list[str]:
     return [f"{reason}: {number}" for reason, number in counts.most_common()]
 
 
-# -------------------------------------------------------------------------------------------------------------- tables
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def row(record: Record) -> list[str]:
-    """The cells of one architecture."""
-    if "groups" not in record:
-        return [record["name"], "", "", "", "", "", "", f"{record['verdict']}: {record['why']}", ""]
-    counted = record["counted"]
-    groups = str(record["groups"]) + (f" ({record['nested']} nested)" if record["nested"] else "")
-    if counted is not None:
-        groups += " =" if counted == record["groups"] else f" != {counted}"
-    share = 100 * record["free"] / record["hidden"] if record["hidden"] else 0.0
-    error = f"{record['error']:.0e}" if "error" in record else ""
-    verify = f"{record['verify_seconds']:.1f}" if "verify_seconds" in record else ""
-    verdict = record["verdict"] + (f": {record['why']}" if "why" in record else "")
-    return [
-        record["name"],
-        f"{record['parameters'] / 1e6:.2f}",
-        f"{record['trace_seconds']:.1f}",
-        verify,
-        groups,
-        f"{share:.1f}%",
-        error,
-        verdict,
-        "; ".join(_short(text) for text in record["pinned"][:3]),
-    ]
+# -------------------------------------------------------------------------------------------------------------- running
 
 
-HEADER = [
-    "architecture",
-    "parameters (M)",
-    "trace (s)",
-    "verify (s)",
-    "groups",
-    "free",
-    "error",
-    "verdict",
-    "pinned, and why",
-]
+def fingerprint() -> str:
+    """Of all the code that a row depends on."""
+    files = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks" / "architectures").glob("*.py")])
+    files += [ROOT / "benchmarks" / name for name in ("coverage.py", "coverage_oracle.py")]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
-def _short(text: str, length: int = 90) -> str:
-    text = text.replace("the rule does not cover this use: ", "not covered: ")
-    return text if len(text) <= length else text[: length - 3] + "..."
+def choose(pattern: str) -> list[Architecture]:
+    """Architectures whose "library/name" has the regular expression in it."""
+    chosen = (architecture for make_all in LIBRARIES for architecture in make_all())
+    return [a for a in chosen if re.search(pattern, f"{a.library}/{a.name}")]
 
 
-def markdown(records: list[Record], command: str, machine: str) -> str:
-    """The page of the documentation."""
-    lines = [_INTRODUCTION.format(command=command, machine=machine)]
-    for library in LIBRARIES:
-        rows = [r for r in records if r["library"] == library]
-        if rows:
-            peer = any("peer" in r for r in rows)
-            header = [*HEADER, "`rebasin` 0.0.47"] if peer else HEADER
-            lines += [f"## {library}", "", summary(rows), "", _cells(header), _cells(["---"] * len(header))]
-            lines += [_cells([*row(r), r.get("peer", "")] if peer else row(r)) for r in rows]
-            lines.append("")
-    return "\n".join(lines)
+def warm_up() -> None:
+    """Trace and export once, so that what PyTorch imports at first use is not counted, nor done again in every process."""
+    torch.set_num_threads(1)
+    ob.symmetry(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)), torch.zeros(1, 2))
+    torch.export.export(nn.Linear(2, 2), (torch.zeros(1, 2),))
 
 
-def _cells(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
+def run(architectures: list[Architecture], jobs: int, seconds: float) -> Iterator[Record]:
+    """Measure architectures, a few at a time."""
+    warm_up()
+    for architecture, record, failure in run_isolated(architectures, measure, jobs, seconds):
+        stage = record.pop("stage", "")
+        if failure:
+            record |= {"verdict": "not finished", "why": f"{failure}, {stage}"}
+        about = {"library": architecture.library, "name": architecture.name, "kind": architecture.kind}
+        yield {**about, "counted": architecture.counted, **record}
 
 
-def summary(records: list[Record]) -> str:
-    """One line on a library."""
-    verdicts = Counter(r["verdict"] for r in records)
-    free, hidden = (sum(r.get(key, 0) for r in records) for key in ("free", "hidden"))
-    whole = sum(r.get("free") == r.get("hidden", -1) for r in records)
-    counted = [r for r in records if r["counted"] is not None]
-    return (
-        f"{len(records)} architectures: "
-        + ", ".join(f"{number} {verdict}" for verdict, number in verdicts.most_common())
-        + f". {free / max(hidden, 1):.1%} of hidden units free, all of them in {whole}. "
-        + f"Groups counted by hand for {len(counted)}, {sum(r['counted'] == r.get('groups') for r in counted)} match."
-    )
+class Book:
+    """The record of a folder: rows are kept from run to run, and replaced as they are measured again."""
+
+    def __init__(self, folder: Path, code: str):
+        self.folder, self.code = folder, code
+        path = folder / "coverage.json"
+        known = json.loads(path.read_text())["records"] if path.exists() else []
+        self.rows: dict[tuple[str, str], Record] = {(r["library"], r["name"]): r for r in known}
+
+    def has(self, architecture: Architecture) -> bool:
+        """Whether this code has measured it."""
+        return self.rows.get((architecture.library, architecture.name), {}).get("code") == self.code
+
+    def add(self, record: Record) -> None:
+        """Keep a row, with what is known of a peer."""
+        key = (record["library"], record["name"])
+        peer = self.rows.get(key, {}).get("peer")
+        self.rows[key] = {**record, "code": self.code, **({"peer": peer} if peer else {})}
+        self.write_record()
+
+    def keep(self, architectures: list[Architecture]) -> None:
+        """Drop the rows of architectures that are no longer in the list."""
+        known = {(a.library, a.name) for a in architectures}
+        self.rows = {key: r for key, r in self.rows.items() if key in known}
+
+    @property
+    def records(self) -> list[Record]:
+        """Sorted by library and name."""
+        return sorted(self.rows.values(), key=lambda r: (r["library"], r["name"].lower()))
+
+    def write_record(self) -> None:
+        """Write coverage.json at once or not at all."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        fresh = self.folder / "coverage.json.part"
+        fresh.write_text(json.dumps({"machine": _machine(), "records": self.records}, indent=1) + "\n")
+        os.replace(fresh, self.folder / "coverage.json")
+
+    def write_page(self) -> None:
+        """Write coverage.md."""
+        (self.folder / "coverage.md").write_text(markdown(self.records, "make coverage", _machine()))
 
 
-_INTRODUCTION = """\
-# Coverage
-
-Real architectures, traced without weights of their own. Made by `{command}`, on {machine}; seconds are of the processor.
-
-- *groups*: permutations (with families, one for each element of a parent, counted as one and named nested); `=` where a
-  person counted the same number from the architecture.
-- *free*: the share of hidden units, the output channels of weight operations that are not model outputs, that can move.
-- *error*: the largest relative difference that a random permutation makes to the output, on random weights in float64.
-- *verdict*: `right` is below 1e-9. `WRONG` must not occur.
-- *pinned*: axes of parameters that cannot move and are neither model input nor output, by reason.
-- *`rebasin`*: the same oracle on that package, by `python -m benchmarks.peer_rebasin` in a venv of its own.
-"""
-
-
-def run(libraries: Iterable[str], match: str) -> Iterator[Record]:
-    """Measure architectures one by one."""
-    for library in libraries:
-        for architecture in LIBRARIES[library]():
-            if match in architecture.name:
-                yield measure(architecture)
-
-
-def write(records: list[Record], folder: Path, peer: dict[str, str]) -> None:
-    """Bring the record and the page of a folder up to date."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "coverage.json"
-    known = json.loads(path.read_text())["records"] if path.exists() else []
-    rows = {(r["library"], r["name"]): r for r in known}
-    for r in records:
-        rows[r["library"], r["name"]] = {**_peer_of(rows.get((r["library"], r["name"]), {})), **r}
-    for name, verdict in peer.items():
-        if ("torchvision", name) in rows:
-            rows["torchvision", name]["peer"] = verdict
-    threads = torch.get_num_threads()
-    machine = f"{platform.machine()}, {threads} thread{'s' if threads > 1 else ''}, torch {torch.__version__}"
-    merged = sorted(rows.values(), key=lambda r: (r["library"], r["name"].lower()))
-    path.write_text(json.dumps({"machine": machine, "records": merged}, indent=1) + "\n")
-    (folder / "coverage.md").write_text(markdown(merged, "make coverage", machine))
-
-
-def _peer_of(record: Record) -> Record:
-    return {"peer": record["peer"]} if "peer" in record else {}
+def _machine() -> str:
+    return f"{platform.machine()}, 1 thread, torch {torch.__version__}"
 
 
 def main() -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=LIBRARIES, help="one library")
-    parser.add_argument("--match", default="", help="only names that contain this")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default="", help="only rows in whose library/name this regular expression is found")
+    parser.add_argument("--again", action="store_true", help="measure rows again that this very code has measured")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
+    parser.add_argument("--seconds", type=float, default=300.0, help="after which a row is given up")
     parser.add_argument("--peer", type=Path, help="verdicts on a peer, as benchmarks.peer_rebasin writes them")
-    parser.add_argument("--out", type=Path, help="folder for coverage.json and coverage.md")
+    parser.add_argument("--out", type=Path, default=Path("coverage-output"), help="folder for coverage.json and coverage.md")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    records = []
-    for record in run([arguments.only] if arguments.only else LIBRARIES, arguments.match):
-        records.append(record)
-        print(" | ".join(row(record)), flush=True)
-    for library in LIBRARIES:
-        if chosen := [r for r in records if r["library"] == library]:
-            print(f"{library}: {summary(chosen)}")
-    if arguments.out:
-        write(records, arguments.out, json.loads(arguments.peer.read_text()) if arguments.peer else {})
-    if any(r["verdict"] == "WRONG" or r["counted"] not in (None, r.get("groups")) for r in records):
+    book = Book(arguments.out, fingerprint())
+    chosen = choose(arguments.only)
+    if not arguments.only:
+        book.keep(chosen)
+    left = [a for a in chosen if arguments.again or not book.has(a)]
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    with Progress(*columns) as progress:
+        task = progress.add_task("", total=len(chosen), completed=len(chosen) - len(left))
+        for record in run(left, arguments.jobs, arguments.seconds):
+            book.add(record)
+            progress.update(task, advance=1, description=record["name"])
+            progress.print(cells([record["library"], *row(record)]), soft_wrap=True, markup=False, highlight=False)
+    for name, said in (json.loads(arguments.peer.read_text()) if arguments.peer else {}).items():
+        if ("torchvision", name) in book.rows:
+            book.rows["torchvision", name]["peer"] = said
+    book.write_record()
+    book.write_page()
+    rows = [book.rows[a.library, a.name] for a in chosen]
+    print(summary(rows))
+    if any(is_bad(r) for r in rows):
         raise SystemExit("a network is wrong, or its groups are not those counted by hand")
+
+
+def is_bad(record: Record) -> bool:
+    """Whether a row must not occur."""
+    wrong = "WRONG" in (record.get("verdict"), record.get("single", {}).get("verdict"))
+    return wrong or record["counted"] not in (None, record.get("groups"))
 
 
 if __name__ == "__main__":

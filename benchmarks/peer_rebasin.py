@@ -30,7 +30,8 @@ _PARAMETERS = 10**8
 
 def judge(architecture: Architecture) -> str:
     torch.manual_seed(0)
-    (model, x), (other, _) = architecture.make(), architecture.make()
+    (example, other) = architecture.make(), architecture.make().model
+    model, x = example.model, example.inputs(1, example.length)
     if sum(p.numel() for p in model.parameters()) > _PARAMETERS:
         return "not run: too large"
     model, other, x = randomise(model), randomise(other), x.double()

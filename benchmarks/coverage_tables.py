@@ -1,0 +1,169 @@
+"""The page of the coverage table: a summary, what is not as it should be, then every row."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+Record = dict[str, Any]
+
+SECONDS = 10.0
+"""What no architecture should take."""
+HEADER = ["architecture", "parameters (M)", "seconds", "groups", "free", "right at other", "error", "verdict"]
+HEADER += ["at a single token", "without verification", "pinned, and why"]
+
+
+def row(record: Record) -> list[str]:
+    """The cells of one architecture."""
+    return [
+        record["name"],
+        f"{record['parameters'] / 1e6:.2f}" if "parameters" in record else "",
+        f"{record['seconds']:.1f}" if "seconds" in record else "",
+        _groups(record),
+        _percent(record),
+        ", ".join(dict.fromkeys(record.get("checked", ()))),
+        _error(record),
+        _verdict(record),
+        _single(record),
+        _unverified(record),
+        "; ".join(_short(text) for text in record.get("pinned", ())[:3]),
+    ]
+
+
+def _groups(record: Record) -> str:
+    if "groups" not in record:
+        return ""
+    counted = record["counted"]
+    match = "" if counted is None else " =" if counted == record["groups"] else f" != {counted}"
+    return str(record["groups"]) + (f" ({record['nested']} nested)" if record["nested"] else "") + match
+
+
+def share(record: Record) -> float | None:
+    """Of hidden units, those that are free."""
+    return record["free"] / record["hidden"] if record.get("hidden") else None
+
+
+def _percent(record: Record) -> str:
+    value = share(record)
+    return "" if value is None else f"{value:.1%}"
+
+
+def _error(record: Record) -> str:
+    return "" if record.get("error") is None else f"{record['error']:.0e}"
+
+
+def _verdict(record: Record) -> str:
+    return record["verdict"] + (f": {_short(record['why'], 200)}" if "why" in record else "")
+
+
+def _single(record: Record) -> str:
+    single = record.get("single")
+    return "" if single is None else f"{_verdict(single)} {_percent(single)}".strip()
+
+
+def _unverified(record: Record) -> str:
+    """What the walk alone finds, where that is something else."""
+    parts = [("", record.get("unverified")), ("single token: ", record.get("single", {}).get("unverified"))]
+    return "; ".join(where + _verdict(found) for where, found in parts if found)
+
+
+def _short(text: str, length: int = 90) -> str:
+    text = text.replace("the rule does not cover this use: ", "not covered: ")
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def cells(values: Iterable[str]) -> str:
+    """A line of a table."""
+    return "| " + " | ".join(value.replace("|", "/").replace("\n", " ") for value in values) + " |"
+
+
+def summary(records: list[Record]) -> str:
+    """Verdicts, shares and times, one line each."""
+    made = [r for r in records if r["verdict"] != "not made"]
+    lines = [f"- {len(made)} architectures: {_count(r['verdict'] for r in made)}."]
+    singles = [r["single"] for r in made if "single" in r]
+    if singles:
+        verdicts = _count(r["verdict"] for r in singles)
+        lines.append(f"- {len(singles)} text models traced at a single token, checked at nine: {verdicts}.")
+    walked = [r["unverified"] for r in [*made, *singles] if "unverified" in r]
+    lines.append(
+        f"- With `verify=False` another symmetry is found in {len(walked)}: {_count(r['verdict'] for r in walked) or 0}."
+    )
+    lines += [f"- {line}" for name, rows in _kinds(made) if (line := _describe_shares(name, rows))]
+    timed = sorted((r for r in made if "seconds" in r), key=lambda r: -r["seconds"])
+    if timed:
+        slowest = ", ".join(f"{r['name']} {r['seconds']:.1f} s" for r in timed[:5])
+        lines.append(f"- Over {SECONDS:.0f} s: {sum(r['seconds'] > SECONDS for r in timed)}. The slowest: {slowest}.")
+    counted = [r for r in made if r["counted"] is not None]
+    matching = sum(r["counted"] == r.get("groups") for r in counted)
+    if counted:
+        lines.append(f"- Groups counted by hand for {len(counted)}, {matching} match.")
+    if len(records) > len(made):
+        lines.append(f"- {len(records) - len(made)} more could not be made from a tiny configuration.")
+    return "\n".join(lines)
+
+
+def _count(verdicts: Iterable[str]) -> str:
+    return ", ".join(f"{number} {verdict}" for verdict, number in Counter(verdicts).most_common())
+
+
+def _kinds(records: list[Record]) -> list[tuple[str, list[Record]]]:
+    kinds = sorted({r.get("kind", "") for r in records} - {""})
+    return [("all", records), *((kind, [r for r in records if r.get("kind") == kind]) for kind in kinds)]
+
+
+def _describe_shares(name: str, records: list[Record]) -> str:
+    shares = [value for r in records if (value := share(r)) is not None]
+    if not shares:
+        return ""
+    whole = sum(value == 1 for value in shares)
+    return (
+        f"Free hidden units, {name} ({len(shares)}): median {statistics.median(shares):.1%}, least {min(shares):.1%}, "
+        f"all of them in {whole}, at least 95 % in {sum(value >= 0.95 for value in shares)}."
+    )
+
+
+def markdown(records: list[Record], command: str, machine: str) -> str:
+    """The page of the documentation."""
+    made = [r for r in records if r["verdict"] != "not made"]
+    lines = [_INTRODUCTION.format(command=command, machine=machine, summary=summary(records))]
+    for library in sorted({r["library"] for r in made}):
+        rows = [r for r in made if r["library"] == library]
+        peer = any("peer" in r for r in rows)
+        header = [*HEADER, "`rebasin` 0.0.47"] if peer else HEADER
+        lines += [f"## {library}", "", summary(rows), "", cells(header), cells(["---"] * len(header))]
+        lines += [cells([*row(r), r.get("peer", "")] if peer else row(r)) for r in rows]
+        lines.append("")
+    if left := [r for r in records if r["verdict"] == "not made"]:
+        lines += ["## Not made", "", _NOT_MADE, "", ", ".join(r["name"] for r in left) + ".", ""]
+    return "\n".join(lines)
+
+
+_NOT_MADE = (
+    "Types of model for which no tiny configuration or no inputs are known here: they need a download, another package or a "
+    "composition of other models. They say nothing about tracing."
+)
+
+_INTRODUCTION = """\
+# Coverage
+
+Real architectures, traced without weights of their own. Made by `{command}`, on {machine}; seconds are of the processor.
+
+{summary}
+
+- *seconds*: `onebasin.symmetry` with default settings, its own verification included.
+- *groups*: permutations (with families, one for each element of a parent, counted as one and named nested); `=` where a
+  person counted the same number from the architecture.
+- *free*: the share of hidden units, the output channels of weight operations that are not model outputs, that can move.
+- *right at other*: values of the inputs, batch sizes and lengths (tokens, frames, pixels on a side) than those of the
+  example, at which a random permutation of random weights leaves every output alone, computed by the module itself
+  in float64. What the module does not take is left out.
+- *error*: the largest relative difference at those inputs. *verdict*: `right` is below 1e-9. `WRONG` must not occur.
+  `refused` is an error message of ours, `not finished` a process that was ended.
+- *at a single token*: text models traced at one token, checked at nine; the share of hidden units that is free then.
+- *without verification*: where `verify=False` finds another symmetry, whether that one is right at the same inputs.
+- *pinned*: axes of parameters that cannot move and are neither model input nor output, by reason.
+- *`rebasin`*: the same oracle on that package, by `python -m benchmarks.peer_rebasin` in a venv of its own.
+"""
