@@ -8,11 +8,13 @@ from onebasin.tracing.rules import (
     contraction,
     convolution,
     elementwise,
+    experts,
     indexing,
     normalization,
     rearrangement,
     recurrent,
     reduction,
+    scattering,
 )
 from onebasin.tracing.rules.elementwise import pointwise
 from onebasin.tracing.rules.normalization import STATISTICS
@@ -28,6 +30,8 @@ RULES: dict[str, Rule] = {
     **indexing.RULES,
     **attention.RULES,
     **recurrent.RULES,
+    **scattering.RULES,
+    **experts.RULES,
 }
 
 __all__ = ["RULES", "STATISTICS", "pointwise"]
