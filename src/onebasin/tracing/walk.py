@@ -19,8 +19,9 @@ from onebasin.symmetries import Pin
 from onebasin.torch_internals import find_schema
 from onebasin.tracing.axes.scopes import enforce
 from onebasin.tracing.axes.terms import ONE, Atom, Axes, Uniform, leaves
-from onebasin.tracing.axes.unification import pinned
-from onebasin.tracing.rules import RULES, STATISTICS, pointwise
+from onebasin.tracing.axes.unification import pin, pinned
+from onebasin.tracing.buffers import find_fixed_buffer_reason
+from onebasin.tracing.rules import RULES, pointwise
 from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, operation_name
 
 WEIGHT_OPERATIONS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum"}
@@ -72,18 +73,18 @@ class _Walk:
         shape = tuple(map(int, value.shape))
         if kind == InputKind.USER_INPUT:
             return tuple(pinned(n, Pin("model input", name)) for n in shape)
-        if kind == InputKind.PARAMETER or (kind == InputKind.BUFFER and _is_statistic(node)):
+        if kind in (InputKind.PARAMETER, InputKind.BUFFER):
             key = self.trace.aliases.get(name, name)
+            fixed = find_fixed_buffer_reason(self.program, node) if kind == InputKind.BUFFER else None
             if node.users:
                 self.trace.reached.add(key)
             if key not in self.trace.state:
                 self.trace.state[key] = tuple(ONE if n == 1 else Atom(n) for n in shape)
                 self.trace.scopes.append(self.trace.state[key])
+            if fixed is not None:
+                for axis in self.trace.state[key]:
+                    pin(axis, Pin(fixed, name))
             return self.trace.state[key]
-        if kind == InputKind.BUFFER:
-            axes = tuple(pinned(n, Pin("a buffer that is no norm's statistic", name)) for n in shape)
-            self.trace.state.setdefault(self.trace.aliases.get(name, name), axes)
-            return axes
         return _read_constant(self.program.given.get(node.name), shape, name)
 
     def _call(self, node: Node) -> Any:
@@ -210,17 +211,6 @@ def _tensors(value: Any) -> Iterable[Axes]:
     elif isinstance(value, list):
         for entry in value:
             yield from _tensors(entry)
-
-
-def _is_statistic(node: Node) -> bool:
-    """Whether a buffer is read as the running mean or variance of a norm, and as nothing else."""
-    for user in node.users:
-        if user.op != "call_function" or operation_name(user) not in STATISTICS:
-            return False
-        roles = {name for name, value in bind_arguments(user).items() if value is node}
-        if not roles <= {"running_mean", "running_var"}:
-            return False
-    return True
 
 
 def _read_constant(value: Any, shape: tuple[int, ...], name: str) -> Axes:

@@ -17,7 +17,6 @@ from onebasin.tracing.rules import (
     scattering,
 )
 from onebasin.tracing.rules.elementwise import pointwise
-from onebasin.tracing.rules.normalization import STATISTICS
 from onebasin.tracing.trace import Rule
 
 RULES: dict[str, Rule] = {
@@ -34,4 +33,4 @@ RULES: dict[str, Rule] = {
     **experts.RULES,
 }
 
-__all__ = ["RULES", "STATISTICS", "pointwise"]
+__all__ = ["RULES", "pointwise"]

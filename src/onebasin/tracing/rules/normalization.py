@@ -68,9 +68,6 @@ def weight_norm(trace: Trace, args: Arguments) -> Axes:
     return replace_axis(v, dim, trace.join(v[dim], g[dim]))
 
 
-STATISTICS = {"batch_norm", "instance_norm", "_native_batch_norm_legit_no_training", "native_batch_norm"}
-"""Operations whose `running_mean` and `running_var` are a norm's statistics."""
-
 RULES: dict[str, Rule] = {
     "batch_norm": channel_norm,
     "instance_norm": channel_norm,
