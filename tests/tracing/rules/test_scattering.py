@@ -1,4 +1,4 @@
-"""Writes at positions that an index names pin the axis they write along; sums of sources forget their order, writes do not."""
+"""Writes at positions that an index names pin the axis they write along; sums forget the order of sources, writes do not."""
 
 import pytest
 import torch

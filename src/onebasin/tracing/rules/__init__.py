@@ -11,10 +11,13 @@ from onebasin.tracing.rules import (
     experts,
     indexing,
     normalization,
+    products,
     rearrangement,
     recurrent,
     reduction,
+    sampling,
     scattering,
+    spectral,
 )
 from onebasin.tracing.rules.elementwise import pointwise
 from onebasin.tracing.trace import Rule
@@ -30,6 +33,9 @@ RULES: dict[str, Rule] = {
     **attention.RULES,
     **recurrent.RULES,
     **scattering.RULES,
+    **sampling.RULES,
+    **products.RULES,
+    **spectral.RULES,
     **experts.RULES,
 }
 
