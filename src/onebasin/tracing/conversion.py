@@ -17,6 +17,7 @@ from onebasin.tensors.states import read_state
 from onebasin.tracing.axes.scopes import solve_scopes
 from onebasin.tracing.axes.terms import Atom, AxisTerm, Piecewise, leaves, parents_of, resolve
 from onebasin.tracing.axes.unification import join, pin
+from onebasin.tracing.positions import pin_broken_orders
 from onebasin.tracing.trace import Trace
 
 _INTERLEAVED = Pin("interleaved segments are treated alike")
@@ -72,7 +73,7 @@ def _solve(trace: Trace) -> None:
     while True:
         solve_scopes(trace.scopes)
         found = [term for axes in trace.state.values() for axis in axes for term in _piecewise_terms(resolve(axis))]
-        if not found:
+        if not found and not pin_broken_orders(trace.orders, trace.state.values()):
             return
         for term in found:
             reduce(lambda a, b: join(a, b, _INTERLEAVED), term.parts)

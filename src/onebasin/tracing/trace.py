@@ -16,6 +16,7 @@ from onebasin.torch_internals import find_schema
 from onebasin.tracing.axes import unification
 from onebasin.tracing.axes.scopes import enforce
 from onebasin.tracing.axes.terms import ONE, Axes, AxisTerm
+from onebasin.tracing.positions import Order
 
 
 class NotCovered(Exception):
@@ -33,6 +34,7 @@ class Trace:
         state: the axes of each parameter and statistic, by state key.
         reached: the keys that some operation reads.
         scopes: axes that one operation reads side by side.
+        orders: rows that are sorted by positions along an axis that may move.
         units: the output channels of operations with weights, by the names of the weights.
         outputs: the axes of what the calls return.
         modules: the result of each call of a module: its path, the number of the call, the axes, whether it is the first of
@@ -46,6 +48,7 @@ class Trace:
         self.state: dict[str, Axes] = {}
         self.reached: set[str] = set()
         self.scopes: list[Axes] = []
+        self.orders: list[Order] = []
         self.units: dict[tuple[str, ...], AxisTerm] = {}
         self.outputs: list[AxisTerm] = []
         self.modules: list[tuple[str, int, Axes, bool]] = []

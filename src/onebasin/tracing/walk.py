@@ -21,7 +21,8 @@ from onebasin.tracing.axes.scopes import enforce
 from onebasin.tracing.axes.terms import ONE, Atom, Axes, Uniform, leaves
 from onebasin.tracing.axes.unification import pin, pinned
 from onebasin.tracing.buffers import find_fixed_buffer_reason
-from onebasin.tracing.rules import RULES, pointwise
+from onebasin.tracing.positions import iterate_marked, pin_positions
+from onebasin.tracing.rules import LOOKUPS, RULES, pointwise
 from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, operation_name
 
 WEIGHT_OPERATIONS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum"}
@@ -46,6 +47,7 @@ class _Walk:
         for node in self.program.graph.nodes:
             self.trace.enter(operation_name(node), _module_call(node)[0])
             if node.op == "placeholder":
+                node.meta["kind"] = self.program.inputs[node.name][0]
                 self.values[node] = self._read_placeholder(node)
                 if self.program.inputs[node.name][0] == InputKind.PARAMETER:
                     self.weights.add(node)
@@ -98,6 +100,7 @@ class _Walk:
                 raise NotCovered("no rule for this operation")
             result = rule(self.trace, self._bind(node))
         except NotCovered as error:
+            self._pin_positions(node, str(error))
             result = self._pin_all(node, str(error) if rule is None else f"the rule does not cover this use: {error}")
         expected = _shapes(node.meta.get("val"))
         assert _sizes(result) == expected, f"the rule of {node.target} returns {_sizes(result)}, not {expected}"
@@ -111,6 +114,10 @@ class _Walk:
         name = operation_name(node)
         if name.endswith("_") and not name.endswith("__") and name not in self.rules:
             name = name[:-1]
+        if any(True for n in node.all_input_nodes for _ in iterate_marked(self.values.get(n))):
+            if name in LOOKUPS:
+                return LOOKUPS[name]
+            self._pin_positions(node, "a position along it is read")
         if name in self.rules:
             return self.rules[name]
         is_elementwise = torch.Tag.pointwise in getattr(node.target, "tags", ()) and not draws_numbers(node)
@@ -135,8 +142,13 @@ class _Walk:
 
         return make_pinned(_shapes(node.meta.get("val")))
 
+    def _pin_positions(self, node: Node, reason: str) -> None:
+        for operand in node.all_input_nodes:
+            pin_positions(self.values.get(operand), self.trace.explain(reason))
+
     def _pin_outputs(self, node: Node) -> None:
         self.trace.enter("output", "")
+        self._pin_positions(node, "model output")
         for axes in self._operands(node):
             self.trace.outputs += axes
             self.trace.pin(*axes, reason="model output")

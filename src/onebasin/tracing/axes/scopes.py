@@ -139,7 +139,7 @@ def _covered(term: AxisTerm) -> frozenset[Atom]:
     """The atoms that have a coordinate at every position of a resolved term."""
     match term:
         case Atom():
-            return frozenset([term])
+            return frozenset([term]) | (_covered(resolve(term.covers)) if term.covers is not None else frozenset())
         case Product(children):
             return frozenset().union(*map(_covered, children))
         case Sum(children) | Piecewise(_, children):

@@ -77,6 +77,7 @@ def _merge(kept: Atom, gone: Atom) -> Atom:
         parents = parents_of(kept) & parents_of(gone)
     kept.pin = kept.pin or gone.pin
     kept.parents = frozenset() if kept.pin else parents
+    kept.covers = None  # the rows may belong to other entries there
     gone.link = kept
     return kept
 

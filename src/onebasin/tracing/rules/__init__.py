@@ -10,6 +10,7 @@ from onebasin.tracing.rules import (
     elementwise,
     experts,
     indexing,
+    lookups,
     normalization,
     products,
     rearrangement,
@@ -20,6 +21,7 @@ from onebasin.tracing.rules import (
     spectral,
 )
 from onebasin.tracing.rules.elementwise import pointwise
+from onebasin.tracing.rules.lookups import LOOKUPS
 from onebasin.tracing.trace import Rule
 
 RULES: dict[str, Rule] = {
@@ -37,6 +39,7 @@ RULES: dict[str, Rule] = {
     **products.RULES,
     **spectral.RULES,
     **experts.RULES,
+    **lookups.FINDING,
 }
 
-__all__ = ["RULES", "pointwise"]
+__all__ = ["LOOKUPS", "RULES", "pointwise"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from onebasin.programs.shapes import bind_arguments
 from onebasin.tracing.axes.terms import ONE, Axes, AxisTerm
+from onebasin.tracing.positions import Positions, pin_positions
 from onebasin.tracing.rules.elementwise import broadcast
 from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, insert_axis, replace_axis
 
@@ -30,7 +31,7 @@ def scatter(trace: Trace, args: Arguments) -> Axes:
     if source is not None and not _is_symmetric(args):
         trace.pin(index[dim], reason=_LAST)
     trace.scope(*index)
-    return _write(trace, args.input[dim], others, dim)
+    return _write(trace, args.input[dim], others, dim, args["index"])
 
 
 def index_add(trace: Trace, args: Arguments) -> Axes:
@@ -103,10 +104,13 @@ def _written(trace: Trace, axis: AxisTerm, index: AxisTerm) -> AxisTerm:
     return trace.pinned(axis.size, reason)
 
 
-def _write(trace: Trace, target: AxisTerm, others: Axes | list[AxisTerm], dim: int) -> Axes:
+def _write(trace: Trace, target: AxisTerm, others: Axes | list[AxisTerm], dim: int, index: Axes = ()) -> Axes:
     """The result, whose axes beside the target are those of the sources: they cannot depend on the target."""
-    trace.pin(target, reason=_WRITTEN)
     trace.scope(*others)
+    if isinstance(index, Positions) and index.along.size == target.size:
+        return insert_axis(others, dim, trace.join(target, index.along))
+    pin_positions(index, trace.explain(_WRITTEN))
+    trace.pin(target, reason=_WRITTEN)
     return insert_axis(others, dim, trace.pinned(target.size, _WRITTEN))
 
 
