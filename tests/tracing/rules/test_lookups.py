@@ -87,6 +87,25 @@ def test_entries_that_may_be_equal_have_an_order(blur):
     assert written(quantise(lambda d: blur(d).argmin(1), lambda self, i: self.codes[i])) == ["6"]
 
 
+def test_scores_of_features_that_may_vanish_have_an_order():
+    """Where all features are rectified to zero, all scores are equal, unless they have biases."""
+
+    def make(bias: bool) -> Fn:
+        scores = nn.Linear(6, 7, bias)
+        return Fn(
+            lambda self, x: self.codes[self.scores(torch.relu(self.first(x))).argmax(1)] @ self.last,
+            **{"first": nn.Linear(4, 6), "scores": scores, "codes": weight(7, 5), "last": weight(5, 2)},
+        )
+
+    assert written(make(bias=True)) == ["5", "6", "7"]
+    assert written(make(bias=False)) == ["5", "6"]
+
+
+def test_numbers_of_features_have_an_order():
+    model = quantise(lambda d: (d > 1).float().mean(0, keepdim=True).argmin(1), lambda self, i: self.codes[i].expand(3, 6))
+    assert "7" not in written(model)
+
+
 def test_a_table_with_another_number_of_rows_is_not_the_axis():
     model = quantise(lambda d: d.argmin(1), lambda self, i: torch.cat([self.codes, self.codes[:1]])[i])
     assert written(model) == ["6"]
@@ -171,6 +190,15 @@ def sorted_rows(finish):
 def test_experts_stay_where_the_order_of_sorted_rows_is_read(finish):
     """Their units are a family of five fixed experts."""
     assert "5" not in written(sorted_rows(finish))
+
+
+def test_experts_whose_rows_are_sorted_backwards_stay():
+    def forward(self, x):
+        expert, before = self.router(x).argmax(1).sort(descending=True)
+        rows = torch.einsum("rd,rdh->rh", x[before], self.up[expert]) + self.bias[expert]
+        return torch.einsum("rh,rho->ro", rows, self.down[expert]).sum(0)
+
+    assert written(experts(forward)) == ["6"]
 
 
 @pytest.mark.filterwarnings("ignore::onebasin.UnreachedWarning")

@@ -56,7 +56,7 @@ def _compare(trace: Trace, args: Arguments, is_ordered: bool = False) -> AxisTer
 
 def extremum(trace: Trace, args: Arguments) -> Any:
     """The largest or smallest entry of an axis, and where it is."""
-    if args.operation == "median" or not isinstance(args.get("dim"), int) or not _is_comparable(args):
+    if not isinstance(args.get("dim"), int) or not args.input or not _is_comparable(args):
         return REDUCTION["max"](trace, args)
     trace.scope(args.input[args.dim])
     result = reduce(trace, args)
@@ -66,36 +66,39 @@ def extremum(trace: Trace, args: Arguments) -> Any:
 _KEEPING_DIFFERENCES = {
     *("softmax", "_softmax", "log_softmax", "_log_softmax", "sigmoid", "log_sigmoid", "tanh", "exp", "log", "softplus"),
     *("add", "sub", "rsub", "mul", "div", "neg", "pow", "square", "sqrt", "rsqrt", "abs", "silu", "gelu"),
+    *("sum", "mean", "norm", "linalg_vector_norm", "layer_norm", "rms_norm"),
     *("to", "_to_copy", "clone", "contiguous", "detach", "alias", "view", "reshape", "_unsafe_view", "flatten"),
-    *("unsqueeze", "squeeze", "transpose", "permute", "t", "expand", "unflatten"),
+    *("unsqueeze", "squeeze", "transpose", "permute", "t", "mT", "expand", "unflatten"),
 }
+"""Operations whose results differ for almost all operands that do."""
 _MAKING_DIFFERENCES = {
     *("linear", "matmul", "mm", "bmm", "mv", "addmm", "baddbmm", "einsum", "conv1d", "conv2d", "cdist", "_euclidean_dist"),
-    *("cosine_similarity", "layer_norm", "rms_norm", "sum", "mean", "norm", "linalg_vector_norm"),
+    "cosine_similarity",
 }
+"""Operations whose results differ if one of their operands does, unless the other is zero."""
+_MAKING_ZEROS = {"relu", "relu6", "hardtanh", "hardswish", "threshold", "clamp"}
 
 
 def _is_comparable(args: Arguments) -> bool:
     """Whether the entries of the axis differ for almost all inputs and weights.
 
     Where some are equal the first or the last of them is found, so the order along the axis matters. Rounding, masks and
-    rectifiers make entries equal, and so do inputs.
+    rectifiers make entries equal, and inputs may be.
     """
-    if not args.input or _has_uniform_parts(resolve(args.input[args.dim])):
+    axis, scores = args.input[args.dim], bind_arguments(args.node)["self"]
+    return not _has_uniform_parts(resolve(axis)) and _differs(scores)
+
+
+def _differs(node: Node) -> bool:
+    if not node.meta["val"].dtype.is_floating_point:
         return False
-    pending: list[Node] = [bind_arguments(args.node)["self"]]
-    while pending:
-        node = pending.pop()
-        if not node.meta["val"].dtype.is_floating_point:
-            return False
-        if node.op == "placeholder":
-            if node.meta.get("kind") not in (InputKind.PARAMETER, InputKind.BUFFER):
-                return False
-        elif operation_name(node) in _KEEPING_DIFFERENCES:
-            pending += node.all_input_nodes
-        elif operation_name(node) not in _MAKING_DIFFERENCES:
-            return False
-    return True
+    if node.op == "placeholder":
+        return node.meta["kind"] in (InputKind.PARAMETER, InputKind.BUFFER)
+    operands = node.all_input_nodes[::-1]  # weights first: they are parameters, or close to some
+    if operation_name(node) in _MAKING_DIFFERENCES:
+        may_vanish = len(operands) < 3 and any(operation_name(n) in _MAKING_ZEROS for n in operands)
+        return not may_vanish and any(map(_differs, operands))
+    return operation_name(node) in _KEEPING_DIFFERENCES and all(map(_differs, operands))
 
 
 def _has_uniform_parts(term: AxisTerm) -> bool:
@@ -183,17 +186,18 @@ def scatter(trace: Trace, args: Arguments) -> Axes:
 
 def one_hot(trace: Trace, args: Arguments) -> Axes:
     """A one at a position along the axis."""
-    if args.shape[-1] != args.input.along.size:
-        raise NotCovered("there are more classes than positions")
-    return (*args.input, args.input.along)
+    positions = args.input
+    if not isinstance(positions, Positions) or args.shape[-1] != positions.along.size:
+        return _plain(trace, args)
+    return (*positions, positions.along)
 
 
 def histogram(trace: Trace, args: Arguments) -> Axes:
     """How often each position occurs."""
-    size = args.input.along.size
-    if (args["bins"], args["min"], args["max"]) != (size, 0, size - 1):
-        raise NotCovered("the bins are not the positions")
-    return Counts.make(args.input)
+    positions, bins = args.input, (args["bins"], args["min"], args["max"])
+    if not isinstance(positions, Positions) or bins != (positions.along.size, 0, positions.along.size - 1):
+        return _plain(trace, args)
+    return Counts.make(positions)
 
 
 def cumsum(trace: Trace, args: Arguments) -> Axes:
@@ -203,20 +207,25 @@ def cumsum(trace: Trace, args: Arguments) -> Axes:
 
 def sort(trace: Trace, args: Arguments) -> Any:
     """Rows sorted by the position they have, and the inverse of such a sorting."""
-    if len(args.input) != 1 or isinstance(args.input, (Counts, Offsets)):
-        return _plain(trace, args)
-    if isinstance(args.input, Sorting):
-        order = args.input.order
+    marked = args.input
+    if isinstance(marked, Sorting) and not args["descending"]:
+        order = marked.order
         results = [(trace.pinned(order.rows.size, _BY_SIZE),), Positions.make((order.source,), order.rows)]
+    elif isinstance(marked, Positions) and len(marked) == 1 and not args["descending"]:
+        order = _sort_rows(trace, marked)
+        results = [Positions.make((order.rows,), marked.along, order), Sorting.make(order)]
     else:
-        (source,) = args.input
-        trace.pin(source, reason="its order is compared")
-        rows = Atom(source.size, frozenset())
-        rows.covers = args.input.along
-        order = Order(find_original(args.input), rows, source, trace.explain("rows are sorted by it"))
-        trace.orders.append(order)
-        results = [Positions.make((rows,), args.input.along, order), Sorting.make(order)]
+        return _plain(trace, args)
     return results[1] if args.operation == "argsort" else results
+
+
+def _sort_rows(trace: Trace, positions: Positions) -> Order:
+    (source,) = positions
+    trace.pin(source, reason="its order is compared")
+    rows = Atom(source.size, frozenset())
+    rows.covers = positions.along
+    trace.orders.append(Order(find_original(positions), rows, source, trace.explain("rows are sorted by it")))
+    return trace.orders[-1]
 
 
 def index_put(trace: Trace, args: Arguments) -> Axes:
