@@ -111,3 +111,13 @@ def test_a_buffer_that_only_one_of_two_calls_reads_by_position_is_fixed():
     calls = [(torch.rand(3, 4),), (torch.rand(3, 4), True)]
     assert sizes(ob.symmetry(model, calls[0])) == [5, 8]
     assert not ob.symmetry(model, calls, verify=False).groups
+
+
+def test_a_codebook_that_is_a_buffer_moves():
+    """It is read in part, but at positions that are found by comparing its codes."""
+
+    def forward(self, x):
+        return self.last(self.codes[torch.cdist(self.first(x), self.codes).argmin(1)])
+
+    members = {"first": nn.Linear(4, 6), "codes": torch.randn(7, 6), "last": nn.Linear(6, 2)}
+    assert sizes(trace(Fn(forward, **members), torch.rand(3, 4))) == [6, 7]

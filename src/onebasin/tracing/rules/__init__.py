@@ -7,6 +7,7 @@ from onebasin.tracing.rules import (
     attention,
     contraction,
     convolution,
+    diagonals,
     elementwise,
     experts,
     indexing,
@@ -38,6 +39,7 @@ RULES: dict[str, Rule] = {
     **sampling.RULES,
     **products.RULES,
     **spectral.RULES,
+    **diagonals.RULES,
     **experts.RULES,
     **lookups.FINDING,
 }
