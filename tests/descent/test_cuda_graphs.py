@@ -12,6 +12,8 @@ import onebasin as ob
 from onebasin.descent import cuda_graphs
 from onebasin.descent.cuda_graphs import NUM_WARMUP, CapturedStep, run_steps
 from onebasin.matching.methods.sinkhorn import make_optimizer, make_step
+from onebasin.matching.problem import Problem
+from onebasin.tensors.states import read_state
 
 CPU = torch.device("cpu")
 
@@ -248,11 +250,9 @@ def test_a_captured_random_point_is_drawn_anew():
     with torch.no_grad():
         for p in b.parameters():
             p.mul_(10)  # so that the loss depends on the point
-    states = [{k: v.detach() for k, v in m.state_dict().items()} for m in (b, a)]
+    states = [read_state(m) for m in (b, a)]
     objective = ob.RandomPoint(nn.functional.cross_entropy).bind(a)
-    from onebasin.matching.problem import Problem
-
-    problem = Problem(symmetry, states[0], states[1], tuple(states[0]), objective, model=a)
+    problem = Problem(symmetry, states[0], states[1], tuple(states[0].shapes), objective, model=a)
     net = ob.RebasinNet(b, symmetry)
     step = CapturedStep(make_step(problem, net, make_optimizer(net, 1e-9)), True, torch.device("cuda"))
     for _ in range(NUM_WARMUP + 20):
