@@ -51,7 +51,7 @@ def test_nearly_all_networks_are_recorded():
 
 def test_a_recording_that_returns_something_else_is_not_believed(monkeypatch):
     """Whatever the fault is, the exporter has the last word."""
-    model = two_layers(lambda self, x: self.last(self.first(x) * self.count), count=torch.arange(8.0))
+    model = two_layers(lambda self, x: self.last(self.first(x) * self.count), count=torch.arange(8))
     inputs = torch.rand(3, 4)
 
     def mistake(model, call, training=False):

@@ -95,15 +95,6 @@ def test_operations_that_could_draw_but_do_not_are_elementwise():
     assert len(symmetry.groups) == 1
 
 
-def test_statistics_that_are_also_read_elsewhere_are_fixed():
-    def forward(self, x):
-        return self.last(self.norm(self.first(x)) + self.norm.running_mean)
-
-    symmetry = ob.symmetry(two_layers(forward, norm=nn.BatchNorm1d(8)), torch.rand(3, 4))
-    assert not symmetry.groups
-    assert symmetry.pinned["norm.running_mean", 0].reason == "a buffer that is no norm's statistic"
-
-
 def test_axes_that_do_not_fit_each_other_are_pinned_with_a_reason():
     def forward(self, x):
         first, second = self.first(x).view(-1, 2, 4), self.other(x).view(-1, 4, 2)

@@ -16,6 +16,7 @@ from onebasin.tensors.states import read_state
 from onebasin.tracing.axes.scopes import solve_scopes
 from onebasin.tracing.axes.terms import Atom, AxisTerm, Piecewise, leaves, parents_of, resolve
 from onebasin.tracing.axes.unification import is_fixed, join_parts, pin
+from onebasin.tracing.positions import pin_broken_orders
 from onebasin.tracing.trace import Trace
 
 _INTERLEAVED = Pin("interleaved segments are treated alike")
@@ -91,7 +92,7 @@ def _solve(trace: Trace) -> None:
         solve_scopes(trace.scopes)
         found = [term for axes in trace.state.values() for axis in axes for term in _piecewise_terms(resolve(axis))]
         free = [term for term in found if not is_fixed(term)]
-        if not free:
+        if not free and not pin_broken_orders(trace.orders, trace.state.values()):
             return
         for term in free:
             join_parts(term, _INTERLEAVED)

@@ -19,8 +19,10 @@ from onebasin.symmetries import Pin
 from onebasin.torch_internals import find_schema
 from onebasin.tracing.axes.scopes import enforce
 from onebasin.tracing.axes.terms import ONE, Atom, Axes, AxisTerm, Uniform, leaves
-from onebasin.tracing.axes.unification import pinned
-from onebasin.tracing.rules import MOVING, RULES, STATISTICS, pointwise
+from onebasin.tracing.axes.unification import pin, pinned
+from onebasin.tracing.buffers import find_fixed_buffer_reason
+from onebasin.tracing.positions import iterate_marked, pin_positions
+from onebasin.tracing.rules import LOOKUPS, MOVING, RULES, pointwise
 from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, operation_name
 
 WEIGHT_OPERATIONS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum"}
@@ -54,6 +56,7 @@ class _Walk:
         for node in self.program.graph.nodes:
             self.trace.enter(operation_name(node), _module_call(node)[0])
             if node.op == "placeholder":
+                node.meta["kind"] = self.program.inputs[node.name][0]
                 self.values[node] = self._read_placeholder(node)
                 if self.program.inputs[node.name][0] == InputKind.PARAMETER:
                     self.weights.add(node)
@@ -104,18 +107,18 @@ class _Walk:
         shape = tuple(map(int, value.shape))
         if kind == InputKind.USER_INPUT:
             return tuple(pinned(n, Pin("model input", name)) for n in shape)
-        if kind == InputKind.PARAMETER or (kind == InputKind.BUFFER and _is_statistic(node)):
+        if kind in (InputKind.PARAMETER, InputKind.BUFFER):
             key = self.trace.aliases.get(name, name)
+            fixed = find_fixed_buffer_reason(self.program, node) if kind == InputKind.BUFFER else None
             if node.users:
                 self.trace.reached.add(key)
             if key not in self.trace.state:
                 self.trace.state[key] = tuple(ONE if n == 1 else Atom(n) for n in shape)
                 self.trace.scopes.append(self.trace.state[key])
+            if fixed is not None:
+                for axis in self.trace.state[key]:
+                    pin(axis, Pin(fixed, name))
             return self.trace.state[key]
-        if kind == InputKind.BUFFER:
-            axes = tuple(pinned(n, Pin("a buffer that is no norm's statistic", name)) for n in shape)
-            self.trace.state.setdefault(self.trace.aliases.get(name, name), axes)
-            return axes
         return self._read_making(node.meta["making"], name) if "making" in node.meta else _read_constant(node, name)
 
     def _read_making(self, made: Node, name: str) -> Axes:
@@ -149,6 +152,7 @@ class _Walk:
                 self.idle[node] = self.trace.idle
                 self.trace.unmet |= self.trace.idle
         except NotCovered as error:
+            self._pin_positions(node, str(error))
             result = self._pin_all(node, str(error) if rule is None else f"the rule does not cover this use: {error}")
         expected = _shapes(node.meta.get("val"))
         assert _sizes(result) == expected, f"the rule of {node.target} returns {_sizes(result)}, not {expected}"
@@ -162,6 +166,10 @@ class _Walk:
         name = operation_name(node)
         if name.endswith("_") and not name.endswith("__") and name not in self.rules:
             name = name[:-1]
+        if any(True for n in node.all_input_nodes for _ in iterate_marked(self.values.get(n))):
+            if name in LOOKUPS:
+                return LOOKUPS[name]
+            self._pin_positions(node, "a position along it is read")
         if name in self.rules:
             return self.rules[name]
         is_elementwise = torch.Tag.pointwise in getattr(node.target, "tags", ()) and not draws_numbers(node)
@@ -186,8 +194,13 @@ class _Walk:
 
         return make_pinned(_shapes(node.meta.get("val")))
 
+    def _pin_positions(self, node: Node, reason: str) -> None:
+        for operand in node.all_input_nodes:
+            pin_positions(self.values.get(operand), self.trace.explain(reason))
+
     def _pin_outputs(self, node: Node) -> None:
         self.trace.enter("output", "")
+        self._pin_positions(node, "model output")
         for axes in self._operands(node):
             self.trace.outputs += axes
             self.trace.pin(*axes, reason="model output")
@@ -262,17 +275,6 @@ def _tensors(value: Any) -> Iterable[Axes]:
     elif isinstance(value, list):
         for entry in value:
             yield from _tensors(entry)
-
-
-def _is_statistic(node: Node) -> bool:
-    """Whether a buffer is read as the running mean or variance of a norm, and as nothing else."""
-    for user in node.users:
-        if user.op != "call_function" or operation_name(user) not in STATISTICS:
-            return False
-        roles = {name for name, value in bind_arguments(user).items() if value is node}
-        if not roles <= {"running_mean", "running_var"}:
-            return False
-    return True
 
 
 def _read_constant(node: Node, name: str) -> Any:

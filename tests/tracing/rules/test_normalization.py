@@ -2,8 +2,11 @@
 
 import pytest
 import torch
-from cases import check_groups
+from cases import Fn, check_groups
+from torch import nn
 from torch.nn import functional as F
+
+import onebasin as ob
 
 # A forward, and the sizes of the groups that a person counts.
 CASES = [
@@ -18,3 +21,25 @@ CASES = [
 @pytest.mark.parametrize(("forward", "sizes"), CASES)
 def test_groups(forward, sizes):
     check_groups(forward, sizes)
+
+
+def test_groups_across_a_concatenation_leave_blocks_free():
+    """Groups of 4 over 6 + 10 channels: the second has 2 of each. Blocks of 2 stay, and the channels in them move."""
+
+    def forward(self, x):
+        return self.last(F.group_norm(torch.cat([self.first(x), self.second(x)], 1), 4))
+
+    model = Fn(forward, first=nn.Linear(4, 6), second=nn.Linear(4, 10), last=nn.Linear(16, 2))
+    symmetry = ob.symmetry(model, torch.rand(3, 4), verify=False)
+    families = [(group.size, *(symmetry.sizes[parent] for parent in group.parents)) for group in symmetry.groups.values()]
+    assert sorted(families) == [(2, 3), (2, 5)]
+    assert symmetry.num_free == 16
+    assert symmetry.verify(model, torch.rand(3, 4)) < 1e-9
+
+
+def test_groups_without_common_blocks_are_pinned():
+    def forward(self, x):
+        return self.last(F.group_norm(torch.cat([self.first(x), self.second(x)], 1), 2))
+
+    model = Fn(forward, first=nn.Linear(4, 5), second=nn.Linear(4, 9), last=nn.Linear(14, 2))
+    assert not ob.symmetry(model, torch.rand(3, 4), verify=False).groups

@@ -2,7 +2,10 @@
 
 import pytest
 import torch
-from cases import check_groups
+from cases import Fn, check_groups
+from torch import nn
+
+import onebasin as ob
 
 # A forward, and the sizes of the groups that a person counts.
 CASES = [
@@ -28,9 +31,29 @@ CASES = [
     (lambda self, x: self.last(torch.stack([self.first(x)]).squeeze(0)), [8]),
     (lambda self, x: self.last(self.first(x)[:, :1].expand(3, 8)), [8]),
     (lambda self, x: self.last(torch.tile(self.first(x)[:, :4], (2,))), [4, 2]),
+    (lambda self, x: self.last(torch.hstack(self.first(x).split([3, 5], 1))), [3, 5]),
+    (lambda self, x: self.last(torch.hstack([self.first(x).sum(0), self.first(x).sum()])[:8]), [8]),
+    (lambda self, x: self.last(torch.vstack([self.first(x), self.scale])), [8]),
+    (lambda self, x: self.last(torch.dstack([self.first(x), self.first(x)]).sum((0, 2))), [8]),
+    (lambda self, x: self.last(torch.column_stack([self.scale, self.first(x).mT]).mT), [8]),
+    (lambda self, x: self.last(nn.functional.channel_shuffle(self.first(x)[:, :, None, None], 2).flatten(1)), [2, 4]),
 ]
 
 
 @pytest.mark.parametrize(("forward", "sizes"), CASES)
 def test_groups(forward, sizes):
     check_groups(forward, sizes)
+
+
+def test_a_relative_shift_keeps_heads_and_units():
+    """Scores of relative positions are shifted by a pad and two views; these cut across positions, not across heads."""
+
+    def forward(self, x):
+        q, k = (layer(x).view(2, 5, 3, 4).transpose(1, 2) for layer in (self.q, self.k))
+        shifted = nn.functional.pad(q @ k.mT, (1, 0)).view(2, 3, 6, 5)[:, :, 1:].reshape(2, 3, 5, 5)
+        return self.out((shifted.softmax(-1) @ q).transpose(1, 2).reshape(2, 5, 12))
+
+    model = Fn(forward, q=nn.Linear(4, 12), k=nn.Linear(4, 12), out=nn.Linear(12, 2))
+    symmetry = ob.symmetry(model, torch.rand(2, 5, 4), verify=False)
+    assert sorted((group.size, len(group.parents)) for group in symmetry.groups.values()) == [(3, 0), (4, 1)]
+    assert symmetry.verify(model, torch.rand(2, 5, 4)) < 1e-9

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
-from cases import check_groups
+from cases import Fn, check_groups, weight
 from torch.nn import functional as F
+
+import onebasin as ob
 
 # A forward, and the sizes of the groups that a person counts.
 CASES = [
@@ -20,6 +22,13 @@ CASES = [
     (lambda self, x: self.last(F.max_pool1d(self.first(x).unsqueeze(1), 3, 1, 1).squeeze(1)), []),
     (lambda self, x: self.last(self.first(x).roll(1, 0)), [8]),
     (lambda self, x: self.last(self.first(x).flip(1)), []),
+    (lambda self, x: self.last(self.first(x)) * torch.linalg.norm(self.first(x)), [8]),
+    (lambda self, x: self.last(self.first(x)) * torch.linalg.norm(self.first(x), 2), [8]),
+    (lambda self, x: self.last(self.first(x)) * torch.linalg.norm(self.first(x), 1, (0, 1)), [8]),
+    (lambda self, x: self.last(self.first(x) / torch.linalg.norm(self.first.weight, dim=1)), [8]),
+    (lambda self, x: self.last(self.first(x)) * torch.linalg.matrix_norm(self.first(x), "nuc"), [8]),
+    (lambda self, x: self.last(torch.aminmax(self.first(x), dim=0).max), [8]),
+    (lambda self, x: self.last(self.first(x)) * torch.aminmax(self.first(x)).min, [8]),
     (lambda self, x: torch.std_mean(self.last(self.first(x)), 1), [2, 8]),
 ]
 
@@ -27,3 +36,11 @@ CASES = [
 @pytest.mark.parametrize(("forward", "sizes"), CASES)
 def test_groups(forward, sizes):
     check_groups(forward, sizes)
+
+
+def test_a_matrix_norm_has_rows_and_columns_that_move_independently():
+    """The largest singular value is not that of a matrix whose rows have their own orders of columns."""
+    model = Fn(lambda self, x: x * torch.linalg.norm(self.table, 2), table=weight(3, 4))
+    symmetry = ob.symmetry(model, torch.rand(2), verify=False)
+    assert sorted((group.size, group.parents) for group in symmetry.groups.values()) == [(3, ()), (4, ())]
+    assert symmetry.verify(model, torch.rand(2)) < 1e-9

@@ -159,7 +159,8 @@ def _covered(term: AxisTerm) -> frozenset[Atom]:
     """The atoms that have a coordinate at every position of a resolved term."""
     match term:
         case Atom():
-            return frozenset() if term.is_scrambled else frozenset([term])
+            beside = _covered(resolve(term.covers)) if term.covers is not None else frozenset()
+            return beside if term.is_scrambled else beside | {term}
         case Product(children):
             return frozenset().union(*map(_covered, children))
         case Sum(children) | Piecewise(_, children):

@@ -35,10 +35,12 @@ class Atom:
         link: the term it was found to be.
         coarse: for an atom that was cut, the outer factor of a later split that has one entry per segment: it tells the
             same segments apart.
+        covers: for rows of which each belongs to one entry of another axis (a token to its expert), that axis: what stands
+            beside the rows may depend on it.
         number: atoms are numbered in the order in which they are made.
     """
 
-    __slots__ = ("coarse", "is_scrambled", "link", "number", "parents", "pin", "size")
+    __slots__ = ("coarse", "covers", "is_scrambled", "link", "number", "parents", "pin", "size")
 
     def __init__(
         self, size: int, parents: frozenset[Atom] | None = None, pin: Pin | None = None, is_scrambled: bool = False
@@ -49,6 +51,7 @@ class Atom:
         self.is_scrambled = is_scrambled
         self.link: AxisTerm | None = None
         self.coarse: Atom | None = None
+        self.covers: AxisTerm | None = None
         self.number = next(_numbers)
 
     def __setattr__(self, name: str, value: object) -> None:

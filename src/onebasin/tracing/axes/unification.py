@@ -90,6 +90,7 @@ def _merge(kept: Atom, gone: Atom) -> Atom:
     kept.pin = kept.pin or gone.pin
     kept.is_scrambled = kept.is_scrambled or gone.is_scrambled
     kept.parents = frozenset() if kept.pin else parents
+    kept.covers = None  # the rows may belong to other entries there
     gone.link = kept
     return kept
 

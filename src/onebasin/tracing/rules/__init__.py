@@ -7,15 +7,22 @@ from onebasin.tracing.rules import (
     attention,
     contraction,
     convolution,
+    diagonals,
     elementwise,
+    experts,
     indexing,
+    lookups,
     normalization,
+    products,
     rearrangement,
     recurrent,
     reduction,
+    sampling,
+    scattering,
+    spectral,
 )
 from onebasin.tracing.rules.elementwise import pointwise
-from onebasin.tracing.rules.normalization import STATISTICS
+from onebasin.tracing.rules.lookups import LOOKUPS
 from onebasin.tracing.trace import Rule
 
 RULES: dict[str, Rule] = {
@@ -28,9 +35,16 @@ RULES: dict[str, Rule] = {
     **indexing.RULES,
     **attention.RULES,
     **recurrent.RULES,
+    **scattering.RULES,
+    **sampling.RULES,
+    **products.RULES,
+    **spectral.RULES,
+    **diagonals.RULES,
+    **experts.RULES,
+    **lookups.FINDING,
 }
 
 MOVING = {"getitem", "copy", "fill", *rearrangement.RULES}
 """Operations that read no entries: they give them other positions, or leave them out."""
 
-__all__ = ["MOVING", "RULES", "STATISTICS", "pointwise"]
+__all__ = ["LOOKUPS", "MOVING", "RULES", "pointwise"]

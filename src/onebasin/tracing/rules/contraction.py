@@ -115,7 +115,7 @@ def embedding(trace: Trace, args: Arguments) -> Axes:
 
 RULES: dict[str, Rule] = {
     "linear": linear,
-    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot"), matmul),
+    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot", "vdot"), matmul),
     **dict.fromkeys(("addmm", "baddbmm"), addmm),
     "einsum": einsum,
     "outer": outer,

@@ -62,7 +62,7 @@ _UNTAGGED = (
     "hardtanh", "hardsigmoid", "leaky_relu", "threshold", "sigmoid", "tanh", "relu", "clamp", "square", "rsub", "softsign",
     "bitwise_not", "logical_and", "logical_or", "logical_not", "isnan", "isfinite", "float_power", "true_divide", "divide",
     "multiply", "subtract", "negative", "absolute", "clip", "lerp", "addcmul", "addcdiv", "__and__", "__or__",
-    "_prelu_kernel",
+    "_prelu_kernel", "floor_divide",
 )  # fmt: skip
 
 _SAME = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onebasin.tracing.axes.terms import ONE, Axes, AxisTerm
+from onebasin.tracing.axes.unification import split
 from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, replace_axis
 
 
@@ -55,9 +56,24 @@ def native_layer_norm(trace: Trace, args: Arguments) -> list[Axes]:
 def group_norm(trace: Trace, args: Arguments) -> Axes:
     """Channels are (group, channel): whole groups may move, and the channels inside each."""
     batch, channels, *spatial = args.input
-    group, _ = trace.split(channels, channels.size // args["num_groups"])
+    size = channels.size // args["num_groups"]
+    halves = split(channels, size) or _split_within(trace, channels, size)
+    group, _ = halves or trace.split(channels, size)
     trace.scope(batch, group)  # the axes of the statistics
     return (batch, _carry(trace, channels, args), *spatial)
+
+
+def _split_within(trace: Trace, channels: AxisTerm, size: int) -> tuple[AxisTerm, AxisTerm] | None:
+    """Split channels into the largest blocks that lie inside of groups, where the groups lie across their structure.
+
+    A group of 4 over the concatenation of 6 and 10 channels has channels of both. The blocks of 2 stay in their places,
+    because a group has several of them, and the channels inside each are free.
+    """
+    for block in range(size - 1, 1, -1):
+        if size % block == 0 and (halves := split(channels, block)) is not None:
+            trace.pin(halves[0], reason="a normalised group lies across several axes")
+            return halves
+    return None
 
 
 def weight_norm(trace: Trace, args: Arguments) -> Axes:
@@ -68,9 +84,6 @@ def weight_norm(trace: Trace, args: Arguments) -> Axes:
     dim = args["dim"] % len(v)
     return replace_axis(v, dim, trace.join(v[dim], g[dim]))
 
-
-STATISTICS = {"batch_norm", "instance_norm", "_native_batch_norm_legit_no_training", "native_batch_norm"}
-"""Operations whose `running_mean` and `running_var` are a norm's statistics."""
 
 RULES: dict[str, Rule] = {
     "batch_norm": channel_norm,

@@ -21,10 +21,11 @@ def view(trace: Trace, args: Arguments) -> Axes:
 def _regroup(trace: Trace, axes: Axes, shape: Sequence[int]) -> Axes:
     """The axes of a tensor after a reshape, from the innermost outwards, split where extents differ."""
     left = [axis for axis in axes if axis.size > 1]
+    extents = list(shape)
     result: list[AxisTerm] = []
-    for extent in reversed(shape):
+    while extents:
         taken: list[AxisTerm] = []
-        need = extent
+        need = extents.pop()
         while need > 1:
             axis = left.pop()
             if need % axis.size == 0:
@@ -36,11 +37,30 @@ def _regroup(trace: Trace, axes: Axes, shape: Sequence[int]) -> Axes:
                 taken.insert(0, inner)
                 need = 1
             else:
-                reason = "reshaped across its structure"
-                rest = trace.scramble([axis, *left, *taken], shape[: len(shape) - len(result)], reason)
-                return (*rest, *reversed(result))
-        result.append(ONE if not taken else taken[0] if len(taken) == 1 else Product(tuple(taken)))
+                result += _pin_block(trace, left, axis, extents, need, taken)
+                break
+        else:
+            result.append(ONE if not taken else taken[0] if len(taken) == 1 else Product(tuple(taken)))
     return tuple(reversed(result))
+
+
+def _pin_block(
+    trace: Trace, left: list[AxisTerm], axis: AxisTerm, extents: list[int], need: int, taken: list[AxisTerm]
+) -> Axes:
+    """Pin the axes that a reshape cuts across, up to where old and new axes end together; returns the new ones reversed.
+
+    The relative shift of positions, (t, 2t) -> (2t, t), cuts across two axes and leaves batch and heads alone.
+    """
+    made = [need * math.prod(a.size for a in taken)]
+    block, old, new = [*taken, axis], axis.size, need
+    while old != new:
+        if old < new:
+            block.append(left.pop())
+            old *= block[-1].size
+        else:
+            made.append(extents.pop())
+            new *= made[-1]
+    return trace.scramble(block, made, "reshaped across its structure")
 
 
 def transpose(trace: Trace, args: Arguments) -> Axes:
@@ -107,6 +127,26 @@ def concatenate(trace: Trace, tensors: Sequence[Axes], dim: int) -> Axes:
     others = trace.join_axes(*(replace_axis(axes, dim) for axes in filled))
     parts = tuple(axes[dim] if axes[dim].size > 1 else Atom(1) for axes in filled)
     return insert_axis(others, dim, parts[0] if len(parts) == 1 else resolve(Sum(parts)))
+
+
+def concatenate_stack(trace: Trace, args: Arguments) -> Axes:
+    """Hstack, vstack, dstack and column_stack: tensors with missing axes filled in, one after the other."""
+    tensors: list[Axes] = args["tensors"]
+    if args.operation == "hstack":
+        return concatenate(trace, [axes or (ONE,) for axes in tensors], min(1, max(map(len, tensors)) - 1))
+    if args.operation == "column_stack":
+        return concatenate(trace, [axes if len(axes) > 1 else (*(axes or (ONE,)), ONE) for axes in tensors], 1)
+    filled = [axes if len(axes) > 1 else (ONE, *(axes or (ONE,))) for axes in tensors]
+    if args.operation == "dstack":
+        return concatenate(trace, [axes if len(axes) > 2 else (*axes, ONE) for axes in filled], 2)
+    return concatenate(trace, filled, 0)
+
+
+def channel_shuffle(trace: Trace, args: Arguments) -> Axes:
+    """Channels (group, channel) become (channel, group)."""
+    batch, channels, *spatial = args.input
+    group, inside = trace.split(channels, channels.size // args["groups"])
+    return (batch, Product((inside, group)), *spatial)
 
 
 def stack_tensors(tensors: Sequence[Axes], dim: int) -> Axes:
@@ -217,6 +257,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("cat", "concat", "concatenate"), lambda trace, args: concatenate(trace, args["tensors"], args["dim"])
     ),
+    **dict.fromkeys(("hstack", "vstack", "row_stack", "dstack", "column_stack"), concatenate_stack),
+    **dict.fromkeys(("channel_shuffle", "native_channel_shuffle"), channel_shuffle),
     "stack": lambda trace, args: stack_tensors(args["tensors"], args["dim"]),
     **dict.fromkeys(("split", "split_with_sizes", "chunk", "tensor_split"), split),
     "unbind": unbind,

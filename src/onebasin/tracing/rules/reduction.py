@@ -59,6 +59,15 @@ def ordered(trace: Trace, args: Arguments) -> Any:
     return results if args.returns_several else results[0]
 
 
+def matrix_norm(trace: Trace, args: Arguments) -> Axes:
+    """A norm of vectors, or of matrices: those of rows and columns that move independently."""
+    dims = args.axes(args.get("dim"))
+    if len(dims) == 2 and (args.get("ord") is not None or args.operation == "linalg_matrix_norm"):
+        for dim in dims:
+            trace.scope(*(axis for i, axis in enumerate(args.input) if i == dim or i not in dims))
+    return reduce(trace, args)
+
+
 def triangle(trace: Trace, args: Arguments) -> Axes:
     """Tril and triu: the order along the last two axes matters."""
     *batch, rows, columns = args.input
@@ -114,7 +123,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax", "softmin"), softmax),
     **dict.fromkeys(_ORDERED, ordered),
     **dict.fromkeys(("tril", "triu"), triangle),
-    **dict.fromkeys(("var_mean", "std_mean"), lambda trace, args: [reduce(trace, args)] * 2),
+    **dict.fromkeys(("linalg_norm", "linalg_matrix_norm"), matrix_norm),
+    **dict.fromkeys(("var_mean", "std_mean", "aminmax"), lambda trace, args: [reduce(trace, args)] * 2),
     **{
         f"{kind}_pool{n}d{suffix}": _pool(n)
         for n in (1, 2, 3)

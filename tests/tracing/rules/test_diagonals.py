@@ -1,0 +1,38 @@
+"""Rows and columns of a matrix with a diagonal are one axis."""
+
+import pytest
+import torch
+from cases import call_of, check_groups, two_layers
+
+from onebasin.programs.exporting import export
+from onebasin.tracing.conversion import to_symmetry
+from onebasin.tracing.trace import Trace
+from onebasin.tracing.walk import walk
+
+# A forward, and the sizes of the groups that a person counts.
+CASES = [
+    (lambda self, x: self.last(torch.diag_embed(self.first(x)) @ self.scale), [8]),
+    (lambda self, x: self.last(torch.diag_embed(self.first(x), dim1=0, dim2=1).sum(0).mT), [8]),
+    (lambda self, x: self.last(torch.diag_embed(self.first(x)[:, 1:], offset=1).sum(1)), []),
+    (lambda self, x: self.last((self.first(x)[:, None] * self.first(x)[:, :, None]).diagonal(dim1=1, dim2=2)), [8]),
+    (lambda self, x: self.last((self.first(x)[:, None] * self.scale[:, None]).diagonal(dim1=1, dim2=2)), [8]),
+    (lambda self, x: self.last((self.scale[:, None, None] * self.first(x)).diagonal(dim1=0, dim2=2)), [8]),
+    (lambda self, x: self.last(self.first(x)) * (self.scale.outer(self.first(x)[0])).diagonal(1).sum(), []),
+]
+
+
+@pytest.mark.parametrize(("forward", "sizes"), CASES)
+def test_groups(forward, sizes):
+    check_groups(forward, sizes)
+
+
+@pytest.mark.parametrize(("columns", "sizes"), [(8, [8]), (9, [])])
+def test_the_identity_has_one_axis(columns, sizes):
+    """An adapter's matrix as its layers applied to the identity."""
+    model = two_layers(lambda self, x: self.last(self.first(x)) + self.last(torch.eye(8, columns)[:, :8]).norm(dim=0))
+    inputs = torch.rand(3, 4)
+    program, trace = export(model, call_of(inputs)), Trace()
+    walk(program, trace)
+    symmetry = to_symmetry(trace, model, [program])
+    assert [group.size for group in symmetry.groups.values()] == sizes
+    assert symmetry.verify(model, inputs) < 1e-9
