@@ -44,7 +44,7 @@ CASES = [
     (over_units(lambda z, h: z.scatter_add(1, (h > 0).long(), h)), [8]),
     (over_units(lambda z, h: z.scatter(1, (h > 0).long(), h)), []),
     (over_units(lambda z, h: z.index_add(1, UNITS, h)), []),
-    (over_units(lambda z, h: h.index_add(1, UNITS, torch.ones(3, 8))), []),
+    (over_units(lambda z, h: h.index_add(1, UNITS, torch.ones_like(h))), []),
     (over_units(lambda z, h: z.scatter_reduce(1, (h > 0).long(), h, "prod")), [8]),
     # Histograms count all entries alike.
     (lambda self, x: self.last(self.first(x)) * torch.histc(self.first(x), 2, -1, 1), [8]),

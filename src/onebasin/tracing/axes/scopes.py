@@ -172,7 +172,7 @@ def _count(term: AxisTerm) -> Counter[Atom]:
     """How many coordinates each atom has at a position of a resolved term, at most."""
     match term:
         case Atom():
-            return Counter([term])
+            return Counter([term]) if term.covers is None else Counter([term]) + _count(resolve(term.covers))
         case Product(children):
             return sum(map(_count, children), Counter())
         case Sum(children) | Piecewise(_, children):

@@ -39,6 +39,8 @@ def index_add(trace: Trace, args: Arguments) -> Axes:
     if not args.input:
         raise NotCovered("a scalar is written")
     dim, source = args.dim, args["source"] or (ONE,)
+    if any(a.size != b.size for d, (a, b) in enumerate(zip(args.input, source, strict=True)) if d != dim):
+        raise NotCovered("the source has another shape")  # tensors without values allow it
     chosen = trace.join(source[dim], *(args["index"] or (ONE,)))
     if not _is_symmetric(args):
         trace.pin(chosen, reason=_LAST)
