@@ -206,7 +206,7 @@ class _Search:
             return Match(self.symmetry.identity(), problem.cost(groups.identity()), converged=True)
         if detect_copy and not problem.objective.uses_data and (copied := find_copy(problem)) is not None:
             notes[:] = ["The model is a permuted copy of the target: no method was run."]
-            cost = problem.cost(copied)
+            cost = problem.cost_of_copy(copied)
             problem.report({"step": 0, "hard": cost, "best": cost, "by": "copy detection"})
             return Match(self._embed(copied), cost, converged=True)
         self.method.check(problem)

@@ -97,6 +97,14 @@ class Problem:
         lazy = replace(self, source=self.source.lazily())  # a distance reads each tensor once: one at a time is held
         return self.cost_of(lazy.permuted(permutation))
 
+    def cost_of_copy(self, permutation: Permutation) -> float:
+        """The cost of a permutation that is known to make the parameters equal to the target's: they need not be moved."""
+        layouts, known = self.symmetry.layouts, set(self.keys)
+        source = self.source.lazily()
+        return self.cost_of(
+            source.map(lambda key, value: self.target[key] if key in known else permutation.move(value, layouts[key]))
+        )
+
     def cost_of(self, params: State) -> float:
         """The cost of hard parameters: the mean over the batches that are judged."""
         with torch.no_grad():

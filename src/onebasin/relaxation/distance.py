@@ -150,7 +150,9 @@ def _units(tensor: Tensor, axis: int) -> Tensor:
 
 def measure(kind: Kind, values: Tensor, target: Tensor) -> Tensor:
     """The distance of values from a target, differentiable in the values."""
-    return _Distance.apply(values, target, kind)[0]  # pyright: ignore
+    if torch.is_grad_enabled():
+        return _Distance.apply(values, target, kind)[0]  # pyright: ignore
+    return -(values * target).sum() if kind == "inner" else _add_up(kind, values - target)
 
 
 class _Distance(torch.autograd.Function):
@@ -184,11 +186,19 @@ def differentiate(kind: Kind, values: Tensor, target: Tensor) -> tuple[Tensor, T
     if kind == "inner":
         cost = -values.mul_(target).sum()
         return cost, values.copy_(target)
-    rows = values.sub_(target).flatten(1) if values.dim() > 1 else values.sub_(target)
-    # Row by row: a norm is added up in one place, and over a million entries it would lose four digits.
+    cost = _add_up(kind, values.sub_(target))
+    return cost, values.sign_() if kind == "l1" else values
+
+
+def _add_up(kind: Kind, residual: Tensor) -> Tensor:
+    """The sum of the squares or the magnitudes of all entries.
+
+    Row by row: a norm is added up in one place, and over a million entries it would lose four digits.
+    """
+    rows = residual.flatten(1) if residual.dim() > 1 else residual
     if kind == "l1":
-        return torch.linalg.vector_norm(rows, 1, dim=-1).sum(), values.sign_()
-    return torch.linalg.vector_norm(rows, dim=-1).square().sum(), values
+        return torch.linalg.vector_norm(rows, 1, dim=-1).sum()
+    return torch.linalg.vector_norm(rows, dim=-1).square().sum()
 
 
 def _find_group(layout: Layout, symmetry: Symmetry) -> str | None:
