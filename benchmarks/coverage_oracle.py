@@ -6,6 +6,7 @@ no scale of an output.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -72,7 +73,9 @@ def _compare(symmetry: Symmetry, model: nn.Module, before: dict[str, Tensor], ar
 
 def run(model: nn.Module, state: Mapping[str, Any], arguments: Any) -> list[Tensor]:
     """All tensors that a module returns with a state, in float64."""
-    model.load_state_dict(state)
+    given = OrderedDict(state)
+    given._metadata = model.state_dict()._metadata  # type: ignore[attr-defined]  # some modules look at its version
+    model.load_state_dict(given)
     args, kwargs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, arguments)
     torch.manual_seed(0)
     with torch.no_grad(), UnfusedAttention(), Float64():
