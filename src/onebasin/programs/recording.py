@@ -129,6 +129,10 @@ _READING_SIZES = {Tensor.shape.__get__, *_named(Tensor, "size", "numel", "neleme
 for _owner in (torch, Tensor):
     _READING_SIZES |= _named(_owner, "unbind", "split", "chunk", "tensor_split")
 _READING_OPERATIONS = _named(torch.ops.aten, "item", "_local_scalar_dense", "is_nonzero", "equal", "allclose")
+_WRITING_BACK = {
+    torch.ops.aten.slice.Tensor: torch.ops.aten.slice_scatter.default,
+    torch.ops.aten.select.int: torch.ops.aten.select_scatter.default,
+}
 _FACTORIES = _named(torch.ops.aten, "new_zeros", "new_ones", "new_full", "new_empty") | _named(
     torch.ops.aten, "zeros_like", "ones_like", "full_like", "empty_like"
 )
@@ -157,6 +161,9 @@ class _Recorder(TorchDispatchMode):
         self._alive: list[Tensor] = []  # an identity is unique among living objects only
         self._memory: dict[int, object] = {}  # by identity of a tensor: what it shares with its views
         self._num_views: Counter[object] = Counter()
+        self._results_memory: set[object] = set()  # of results that share it with no parameter, buffer, input or constant
+        self._parts: dict[int, tuple[Tensor, Any, Any, Any]] = {}  # by identity of a view: of what, and how to write it back
+        self._outdated: set[int] = set()  # views of memory that was written through another view since
         self._shapes = Shapes()
         self._paths = {id(module): path for path, module in model.named_modules()}
         self._modules: list[tuple[str, str]] = [("", "")]  # those that run now, innermost last: path, name of the call
@@ -224,7 +231,10 @@ class _Recorder(TorchDispatchMode):
         node = self._add_node(func, nodes, metas)
         device = _find_device(func, args, kwargs, operands)
         if isinstance(metas, Tensor):
-            return self._add_result(node, device, operands, 0 if func in MAY_SHARE else shared[0])
+            result = self._add_result(node, device, operands, 0 if func in MAY_SHARE else shared[0])
+            if func in _WRITING_BACK:
+                self._parts[id(result)] = (args[0], _WRITING_BACK[func], args[1:], kwargs)
+            return result
         results = []
         for number, meta in enumerate(metas):
             if meta is None:
@@ -250,6 +260,8 @@ class _Recorder(TorchDispatchMode):
 
     def _find_node(self, tensor: Tensor) -> Node:
         """The node of a tensor. Parameters, buffers, inputs and constants get theirs when they are first read."""
+        if id(tensor) in self._outdated:
+            raise NotRecordable("a tensor is read that was written through another view")
         if id(tensor) not in self._nodes:
             if id(tensor) in self._sources:
                 _, kind, name = self._sources[id(tensor)]
@@ -273,24 +285,46 @@ class _Recorder(TorchDispatchMode):
         result = _StandIn(node.meta["val"], device)
         self._alive.append(result)
         self._nodes[id(result)] = node
-        self._memory[id(result)] = object() if shared is None else self._memory[id(operands[shared])]
+        if shared is None:
+            self._memory[id(result)] = object()
+            self._results_memory.add(self._memory[id(result)])
+        else:
+            self._memory[id(result)] = self._memory[id(operands[shared])]
         self._num_views[self._memory[id(result)]] += 2 if node.target in UNKNOWN_STRIDES else 1
         return result
 
     def _write(self, func: Any, args: Any, kwargs: Any) -> Tensor:
-        """Record the functional variant. The target must be a result without other views; its node is the new value's."""
+        """Record the functional variant. The target must be a result, or a view of one; its node is the new value's."""
         target, variant = args[0] if args else None, functional_variant(func)
         if written_arguments(func) != (0,) or variant is None or not isinstance(target, _StandIn):
             raise NotRecordable(f"{func} writes a tensor that is not the result of an operation")
         writes_nothing = func is torch.ops.aten.dropout_.default and not args[2]
-        if self._num_views[self._memory[id(target)]] > 1 and not writes_nothing:
+        has_views = self._num_views[self._memory[id(target)]] > 1 and not writes_nothing
+        if has_views and self._memory[id(target)] not in self._results_memory:
             raise NotRecordable(f"{func} writes a tensor that has other views")
         nodes = map_leaves((args, kwargs), Tensor, self._find_node)
         before, (after, _) = self._nodes[id(target)].meta["val"], self._shapes.compute(variant, nodes)
         if (before.shape, before.dtype) != (after.shape, after.dtype):
             raise NotRecordable(f"{func} casts what it writes")
         self._nodes[id(target)] = self._add_node(variant, nodes, before)
+        if has_views:
+            self._write_back(target)
         return target
+
+    def _write_back(self, target: Tensor) -> None:
+        """Give what the target is a slice of its new value, and so on. Other views of the same memory must not be read."""
+        current = {id(target)}
+        part = target
+        while id(part) in self._parts:
+            whole, scatter, args, kwargs = self._parts[id(part)]
+            before = self._find_node(whole)
+            self._nodes[id(whole)] = self._add_node(
+                scatter, ((before, self._nodes[id(part)], *args), kwargs), before.meta["val"]
+            )
+            current.add(id(whole))
+            part = whole
+        memory = self._memory[id(target)]
+        self._outdated |= {id(t) for t in self._alive if self._memory[id(t)] is memory} - current
 
     def _compute_constant(self, func: Any, args: Any, kwargs: Any, operands: list[Tensor]) -> Any:
         if func is torch.ops.aten.lift_fresh.default:  # made from Python numbers or an array, which may be written later
