@@ -152,7 +152,9 @@ def _first_line(error: Exception) -> str:
 
 def fingerprint() -> str:
     """Of all the code that a row depends on."""
-    files = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks" / "architectures").glob("*.py")])
+    rooms = [ROOT / "src" / "onebasin" / room for room in ("tensors", "programs", "symmetries", "tracing")]
+    folders = [*rooms, ROOT / "benchmarks" / "architectures"]
+    files = sorted(file for folder in folders for file in folder.rglob("*.py"))
     files += [ROOT / "benchmarks" / name for name in ("coverage.py", "coverage_oracle.py")]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
