@@ -327,7 +327,9 @@ class _Recorder(TorchDispatchMode):
         Its node is the new value's from then on.
         """
         target, variant = args[0] if args else None, functional_variant(func)
-        if written_arguments(func) != (0,) or variant is None or id(target) in self._sources:
+        if written_arguments(func) != (0,) or variant is None or not isinstance(target, Tensor):
+            raise NotRecordable(f"{func} has no variant that writes nothing")
+        if id(target) in self._sources:
             raise NotRecordable(f"{func} writes a tensor that is not the result of an operation")
         if not self.is_followed(target):
             if is_random(func):

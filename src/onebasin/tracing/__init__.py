@@ -31,7 +31,8 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True) -> Symm
 
     It holds for these calls at all values of their inputs, and for the same calls at another batch size and with sequences
     of one more position, where the model takes them. What train mode requires is added, or `limits` says that it could not
-    be traced. Other threads must not use the model meanwhile.
+    be traced; it also names the lines whose branches or sizes depend on values of integer inputs. Other threads must not use
+    the model meanwhile.
 
     Args:
         model: any module, on any device (on the meta device only shapes are read, and nothing can be verified).
