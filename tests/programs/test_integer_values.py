@@ -88,6 +88,12 @@ def test_the_units_that_a_mask_selects_from_are_fixed():
     assert not ob.symmetry(two_layers(forward), inputs, verify=False).groups
 
 
+def test_a_mask_that_is_constant_limits_nothing():
+    symmetry = ob.symmetry(two_layers(lambda self, x: self.last(self.first(x))[:, torch.arange(2) > 0]), torch.randn(3, 4))
+    assert [group.size for group in symmetry.groups.values()] == [8]
+    assert not symmetry.limits
+
+
 def test_a_mask_of_several_axes_leaves_the_others_free():
     model = two_layers(lambda self, x, mask: self.last(self.first(x)[mask].sum(0).relu()))
     inputs = torch.randn(2, 3, 4), torch.tensor([[True, False, True], [True, True, False]])

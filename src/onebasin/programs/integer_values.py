@@ -39,6 +39,7 @@ class IntegerValues:
 
     def __init__(self) -> None:
         self._known: set[Node] = set()
+        self._varying: set[Node] = set()  # those that follow from inputs, not from constants alone
         self._values: dict[Node, Any] = {}
 
     def add_input(self, node: Node, kind: InputKind, tensor: Tensor) -> None:
@@ -47,6 +48,8 @@ class IntegerValues:
         if is_given and is_exact(tensor) and not tensor.is_meta:
             self._known.add(node)
             self._values[node] = tensor
+            if kind == InputKind.USER_INPUT:
+                self._varying.add(node)
 
     def add(self, node: Node) -> None:
         """Add an operation. Its result is known if all of its operands are."""
@@ -54,10 +57,16 @@ class IntegerValues:
         is_known = bool(operands) and self._known.issuperset(operands) and not is_random(node.target)
         if is_known and all(r is None or (isinstance(r, Tensor) and is_exact(r)) for r in results):
             self._known.add(node)
+            if not self._varying.isdisjoint(operands):
+                self._varying.add(node)
 
     def knows(self, nodes: Any) -> bool:
         """Whether the values of all nodes among some arguments are known."""
         return all(n in self._known for n in iterate_leaves(nodes) if isinstance(n, Node))
+
+    def varies(self, nodes: Any) -> bool:
+        """Whether the known value of some node among the arguments depends on inputs of the call."""
+        return any(n in self._varying for n in iterate_leaves(nodes) if isinstance(n, Node))
 
     def find(self, node: Node) -> Any:
         """The value of a node that is known."""

@@ -239,7 +239,7 @@ class _Recorder(TorchDispatchMode):
             return self._write(func, args, kwargs)
         nodes = map_leaves((args, kwargs), Tensor, self._find_node)
         if func.overloadpacket in _READING_OPERATIONS and self._integers.knows(nodes):
-            self._note_line()
+            self._note_line(nodes)
             return self._integers.compute(func, nodes)
         metas, shared = self._infer(func, nodes)
         node = self._add_node(func, nodes, metas)
@@ -262,12 +262,13 @@ class _Recorder(TorchDispatchMode):
         except NeedsValues:
             if (found := self._integers.compute_sizes(func, nodes)) is None:
                 raise
-            self._note_line()
+            self._note_line(nodes)
             metas = map_leaves(found, Tensor, self._shapes.of)
             return metas, [None] * (1 if isinstance(metas, Tensor) else len(metas))
 
-    def _note_line(self) -> None:
-        self._lines[find_user_line(traceback.extract_stack())] = None
+    def _note_line(self, nodes: Any) -> None:
+        if self._integers.varies(nodes):
+            self._lines[find_user_line(traceback.extract_stack())] = None
 
     def knows(self, tensor: Tensor) -> bool:
         """Whether the values of a tensor that is followed are known, because they follow from integers of the call."""
