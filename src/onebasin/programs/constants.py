@@ -35,6 +35,7 @@ class ConstantMemory:
         self._snapshot = snapshot
         self._made: set[int] = set()
         self._read: set[int] = set()
+        self._taken: set[int] = set()
         self._alive: list[Tensor] = []  # an identity is unique among living objects only
 
     def add(self, result: Any, operands: Iterable[Tensor] = ()) -> Any:
@@ -51,9 +52,19 @@ class ConstantMemory:
         self.check(tensor)
         self._read.add(find_memory(tensor))
 
+    def take(self, tensor: Tensor) -> None:
+        """Give up a constant that an operation of the graph writes: none of its views may be used as a constant any more."""
+        self.check(tensor)
+        memory = find_memory(tensor)
+        if memory not in self._made - self._read:
+            raise NotRecordable("it writes a tensor that existed before, or was read already")
+        self._taken.add(memory)
+
     def check(self, tensor: Tensor) -> None:
         """Refuse a tensor that was neither made while recording nor kept by a module: it may come from parameters."""
         memory = find_memory(tensor)
+        if memory in self._taken:
+            raise NotRecordable("it writes a tensor that has other views")
         if memory in self._made:
             return
         if type(tensor) not in PLAIN or tensor.requires_grad:
@@ -70,7 +81,7 @@ class ConstantMemory:
         if positions := written_arguments(func):
             targets = iterate_leaves(([args[i] for i in positions if i < len(args)], kwargs))
             memory = {find_memory(leaf) for leaf in targets if isinstance(leaf, Tensor)}
-            if not memory <= self._made - self._read:
+            if not memory <= self._made - self._read - self._taken:
                 raise NotRecordable(f"{func} writes a tensor that existed before, or was read already")
 
 

@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from onebasin.programs.calls import Call
 from onebasin.programs.graph import Program
-from onebasin.programs.shapes import bind_arguments
+from onebasin.programs.shapes import bind_arguments, is_exact
 from onebasin.torch_internals import find_schema, tree_map
 
 Limits = Mapping[int, int]
@@ -31,13 +31,23 @@ def resize(call: Call, limits: Limits | None = None) -> Iterator[Call]:
         yield _resize(call, changed, limits or {})
 
 
+def redraw(call: Call, limits: Limits) -> Call:
+    """The same call at other values of its inputs, drawn at random."""
+    return _resize(call, {}, limits)
+
+
 def draw_inputs(program: Program) -> dict[str, Any]:
-    """The values that a program is given, with those of the call drawn at random."""
+    """The values that a program is given, with those of the call drawn at random.
+
+    Integers stay as they are if the operations depend on their values.
+    """
     limits, generator = find_limits(program), torch.Generator().manual_seed(0)
-    return {
-        name: _draw(value, limits.get(id(value)), generator) if _is_input(program, name) else value
-        for name, value in program.given.items()
-    }
+
+    def draw(name: str, value: Any) -> Any:
+        is_fixed = program.lines_reading_integers and isinstance(value, Tensor) and is_exact(value)
+        return value if is_fixed or not _is_input(program, name) else _draw(value, limits.get(id(value)), generator)
+
+    return {name: draw(name, value) for name, value in program.given.items()}
 
 
 def perturb_inputs(program: Program) -> dict[str, Any]:
@@ -92,7 +102,7 @@ def _is_input(program: Program, name: str) -> bool:
 def _is_index(value: Any) -> bool:
     if not isinstance(value, Tensor):
         return False
-    return not value.is_floating_point() and not value.is_complex() and value.dtype != torch.bool
+    return is_exact(value) and value.dtype != torch.bool
 
 
 def _find_sizes(call: Call) -> list[tuple[int, int]]:

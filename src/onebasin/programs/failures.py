@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import re
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -26,6 +28,13 @@ class ReadsValues(NotRecordable):
 
 class NeedsValues(NotRecordable):
     """An operation whose result has a size that depends on values, or that cannot be inferred without them."""
+
+
+class ReadsIntegers(NotRecordable):
+    """The module reads values of integer inputs, and does not take others than those of the example."""
+
+    def __init__(self, line: str, failure: NotRecordable):
+        super().__init__(f"what it does depends on values of integer inputs ({line}), and it fails at others: {failure}")
 
 
 class SwallowedError(ReadsValues):
@@ -55,7 +64,7 @@ def explain_failure(model: nn.Module, recording: NotRecordable, export: NotExpor
     by_hand = "write the symmetry by hand with onebasin.Symmetry.from_axes and check it with verify"
     if isinstance(recording, SwallowedError):
         return f"{name}: it catches the error that a value cannot be read ({recording}), and goes on; {by_hand}"
-    if isinstance(recording, NotTraceable):
+    if isinstance(recording, (NotTraceable, ReadsIntegers)):
         return f"{name}: {recording}; {by_hand}"
     if isinstance(recording, (ReadsValues, NeedsValues)):
         return f"{name}: what it does depends on values of tensors ({_find_line(recording)}); {by_hand}"
@@ -70,7 +79,12 @@ def explain_failure(model: nn.Module, recording: NotRecordable, export: NotExpor
 
 def _find_line(error: NotRecordable | NotExportable) -> str:
     """The innermost line of the user's code that raised an error, or what it was raised from."""
-    libraries = (str(Path(inspect.getfile(torch)).parent), str(Path(__file__).parent))
-    trace = [f for cause in (error.__cause__, error) if cause is not None for f in traceback.extract_tb(cause.__traceback__)]
-    frames = [f for f in trace if not f.filename.startswith(libraries) and f.filename not in _OWN]
-    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}" if frames else str(error)
+    causes = [cause for cause in (error.__cause__, error) if cause is not None]
+    return find_user_line([f for cause in causes for f in traceback.extract_tb(cause.__traceback__)]) or str(error)
+
+
+def find_user_line(frames: Sequence[traceback.FrameSummary]) -> str:
+    """The innermost line of code that is neither PyTorch's nor ours, with its file; empty if there is none."""
+    libraries = tuple(f"{folder}{os.sep}" for folder in (Path(inspect.getfile(torch)).parent, Path(__file__).parent))
+    own = [f for f in frames if not f.filename.startswith(libraries) and f.filename not in _OWN]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}: {own[-1].line}" if own else ""

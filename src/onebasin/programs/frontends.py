@@ -13,12 +13,13 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from onebasin.programs.calls import Call, list_outputs
-from onebasin.programs.derivation import find_limits, resize
+from onebasin.programs.derivation import find_limits, redraw, resize
 from onebasin.programs.exporting import export
 from onebasin.programs.failures import (
     NotExportable,
     NotRecordable,
     NotTraceable,
+    ReadsIntegers,
     SwallowedError,
     describe_error,
     explain_failure,
@@ -95,6 +96,20 @@ def read_resized_program(model: nn.Module, call: Call, program: Program) -> Prog
         except (NotRecordable, NotExportable):
             continue
     return None
+
+
+def read_redrawn_program(model: nn.Module, call: Call, program: Program) -> Program | None:
+    """Read the operations of a call at other values of its inputs; None if they do not depend on values.
+
+    Raises:
+        ValueError: if the module does not take the values that are drawn: nothing is known of others than the example's.
+    """
+    if not program.lines_reading_integers:
+        return None
+    try:
+        return record(model, redraw(call, find_limits(program)))
+    except NotRecordable as error:
+        raise ValueError(explain_failure(model, ReadsIntegers(program.lines_reading_integers[0], error))) from error
 
 
 def read_training_program(model: nn.Module, call: Call, program: Program) -> Program | None:

@@ -52,6 +52,7 @@ class Program:
         front_end: what made the program.
         training: whether the module was in train mode.
         reads_sizes: whether the module's Python code may depend on the sizes of tensors.
+        lines_reading_integers: the lines of code whose branches or sizes depend on values of integer inputs.
     """
 
     graph: torch.fx.Graph
@@ -60,6 +61,7 @@ class Program:
     front_end: FrontEnd
     training: bool = False
     reads_sizes: bool = True
+    lines_reading_integers: tuple[str, ...] = ()
 
     @functools.cached_property
     def keys(self) -> dict[str, str]:

@@ -11,8 +11,9 @@ import contextlib
 import inspect
 import operator
 import threading
+import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +24,18 @@ from torch.overrides import TorchFunctionMode
 
 from onebasin.programs.calls import Call, list_outputs
 from onebasin.programs.constants import PLAIN, ConstantMemory, Makings, find_memory
-from onebasin.programs.failures import ModuleFails, NotRecordable, NotTraceable, ReadsValues, SwallowedError, describe_error
+from onebasin.programs.failures import (
+    ModuleFails,
+    NeedsValues,
+    NotRecordable,
+    NotTraceable,
+    ReadsValues,
+    SwallowedError,
+    describe_error,
+    find_user_line,
+)
 from onebasin.programs.graph import FrontEnd, Program
+from onebasin.programs.integer_values import IntegerValues
 from onebasin.programs.isolation import isolated, run_module
 from onebasin.programs.noise import is_random
 from onebasin.programs.shapes import (
@@ -32,9 +43,11 @@ from onebasin.programs.shapes import (
     UNKNOWN_STRIDES,
     Shapes,
     functional_variant,
+    is_exact,
     iterate_leaves,
     make_empty,
     map_leaves,
+    run_operation,
     written_arguments,
 )
 from onebasin.programs.snapshots import ModuleSnapshot
@@ -110,7 +123,8 @@ class _ValueGuard(TorchFunctionMode):
         if func in _READING:
             given = (*args, *kwargs.values()) if func in _FROM_DATA else [args]
             nested = [leaf for value in given if not isinstance(value, Tensor) for leaf in iterate_leaves(value)]
-            if any(self.recorder.is_followed(leaf) and not self.recorder.is_flag(leaf) for leaf in nested):
+            followed = [leaf for leaf in nested if self.recorder.is_followed(leaf) and not self.recorder.is_flag(leaf)]
+            if followed and not (func in _READING_NUMBERS and all(map(self.recorder.knows, followed))):
                 self.recorder.refuse(func)
         return func(*args, **kwargs)
 
@@ -124,7 +138,8 @@ _BYPASSING = _named(Tensor, "numpy", "__array__", "__dlpack__", "__reduce_ex__",
 }
 _DIFFERENTIATING = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
 _FROM_DATA = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor, Tensor.new}
-_READING = _FROM_DATA | _named(Tensor, "__float__", "__int__", "__bool__", "__complex__", "__index__", "tolist")
+_READING_NUMBERS = _named(Tensor, "__float__", "__int__", "__bool__", "__complex__", "__index__")
+_READING = _FROM_DATA | _READING_NUMBERS | {Tensor.tolist}
 _READING_SIZES = {Tensor.shape.__get__, *_named(Tensor, "size", "numel", "nelement", "__len__", "__iter__")}  # type: ignore
 for _owner in (torch, Tensor):
     _READING_SIZES |= _named(_owner, "unbind", "split", "chunk", "tensor_split")
@@ -157,6 +172,7 @@ class _Recorder(TorchDispatchMode):
         self._constants = ConstantMemory((tensor for tensor, _, _ in self._sources.values()), snapshot)
         self._constant_names = {id(buffer): key for key, buffer in model.named_buffers()}
         self._nodes: dict[int, Node] = {}
+        self._written: set[int] = set()  # identities of constants that became results
         self._makings = Makings()
         self._alive: list[Tensor] = []  # an identity is unique among living objects only
         self._memory: dict[int, object] = {}  # by identity of a tensor: what it shares with its views
@@ -165,6 +181,8 @@ class _Recorder(TorchDispatchMode):
         self._parts: dict[int, tuple[Tensor, Any, Any, Any]] = {}  # by identity of a view: of what, and how to write it back
         self._outdated: set[int] = set()  # views of memory that was written through another view since
         self._shapes = Shapes()
+        self._integers = IntegerValues()
+        self._lines: dict[str, None] = {}  # of code that reads values of integers
         self._paths = {id(module): path for path, module in model.named_modules()}
         self._modules: list[tuple[str, str]] = [("", "")]  # those that run now, innermost last: path, name of the call
         self._num_calls: Counter[str] = Counter()
@@ -218,16 +236,19 @@ class _Recorder(TorchDispatchMode):
     def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
         operands = _list_tensors((args, kwargs))
         if func.overloadpacket in _READING_OPERATIONS and all(map(self.is_flag, operands)):
-            return _run(func, args, kwargs)
+            return run_operation(func, args, kwargs)
         if not is_random(func) and not any(map(self.is_followed, operands)):
             return self._compute_constant(func, args, kwargs, operands)
         if func.overloadpacket in _FACTORIES and not args[0].is_meta:  # reads a shape and no values, so it makes a constant
-            made = self._constants.add(_run(func, (make_empty(args[0], args[0].device), *args[1:]), kwargs))
+            made = self._constants.add(run_operation(func, (make_empty(args[0], args[0].device), *args[1:]), kwargs))
             return self._makings.add_filled(made)
         if written_arguments(func):
             return self._write(func, args, kwargs)
         nodes = map_leaves((args, kwargs), Tensor, self._find_node)
-        metas, shared = self._shapes.compute(func, nodes)
+        if func.overloadpacket in _READING_OPERATIONS and self._integers.knows(nodes):
+            self._note_line(nodes)
+            return self._integers.compute(func, nodes)
+        metas, shared = self._infer(func, nodes)
         node = self._add_node(func, nodes, metas)
         device = _find_device(func, args, kwargs, operands)
         if isinstance(metas, Tensor):
@@ -244,18 +265,38 @@ class _Recorder(TorchDispatchMode):
             results.append(self._add_result(part, device, operands, shared[number]))
         return results
 
+    def _infer(self, func: Any, nodes: Any) -> tuple[Any, Sequence[int | None]]:
+        """What an operation returns, and whose memory it shares; at the values of integers if the sizes depend on them."""
+        try:
+            return self._shapes.compute(func, nodes)
+        except NeedsValues:
+            if (found := self._integers.compute_sizes(func, nodes)) is None:
+                raise
+            self._note_line(nodes)
+            metas = map_leaves(found, Tensor, self._shapes.of)
+            return metas, [None] * (1 if isinstance(metas, Tensor) else len(metas))
+
+    def _note_line(self, nodes: Any) -> None:
+        if self._integers.varies(nodes):
+            self._lines[find_user_line(traceback.extract_stack())] = None
+
+    def knows(self, tensor: Tensor) -> bool:
+        """Whether the values of a tensor that is followed are known, because they follow from integers of the call."""
+        return self._integers.knows(self._find_node(tensor))
+
     def is_followed(self, tensor: Any) -> bool:
-        """Whether something is a parameter, a buffer of the state, an input, or a result."""
-        return id(tensor) in self._sources or isinstance(tensor, _StandIn)
+        """Whether something is a parameter, a buffer of the state, an input, or a result (also in what was a constant)."""
+        return isinstance(tensor, _StandIn) or id(tensor) in self._sources or id(tensor) in self._written
 
     def is_flag(self, tensor: Tensor) -> bool:
         """Whether something is a single integer or bool of the state: no input changes it, and no permutation moves it."""
-        is_exact = not tensor.is_floating_point() and not tensor.is_complex() and not tensor.is_meta
-        return is_exact and tensor.numel() == 1 and self._sources.get(id(tensor), (None, None))[1] == InputKind.BUFFER
+        is_known = is_exact(tensor) and not tensor.is_meta
+        return is_known and tensor.numel() == 1 and self._sources.get(id(tensor), (None, None))[1] == InputKind.BUFFER
 
     def _add_node(self, func: Any, nodes: Any, metas: Any) -> Node:
         node = self.graph.create_node("call_function", func, *nodes)
         node.meta = {"val": metas, "module": self._modules[-1]}
+        self._integers.add(node)
         return node
 
     def _find_node(self, tensor: Tensor) -> Node:
@@ -269,17 +310,21 @@ class _Recorder(TorchDispatchMode):
                 self._constants.read(tensor)
                 kind = InputKind.CONSTANT_TENSOR
                 name = self._constant_names.get(id(tensor), f"made for {self._modules[-1][0] or 'the model'}")
-            node = self.graph.create_node("placeholder", name)
-            node.meta = {"val": self._shapes.of(tensor)}
-            if kind == InputKind.CONSTANT_TENSOR:
-                node.meta["making"] = self._makings.find(tensor)
-            self._inputs[node.name] = (kind, name)
-            if kind not in (InputKind.PARAMETER, InputKind.BUFFER):
-                self._given[node.name] = tensor
-            self._nodes[id(tensor)] = node
-            self._memory[id(tensor)] = find_memory(tensor)
-            self._num_views[self._memory[id(tensor)]] += 1
+            self._add_input(tensor, kind, name)
         return self._nodes[id(tensor)]
+
+    def _add_input(self, tensor: Tensor, kind: InputKind, name: str) -> None:
+        node = self.graph.create_node("placeholder", name)
+        node.meta = {"val": self._shapes.of(tensor)}
+        if kind == InputKind.CONSTANT_TENSOR:
+            node.meta["making"] = self._makings.find(tensor)
+        self._inputs[node.name] = (kind, name)
+        self._integers.add_input(node, kind, tensor)
+        if kind not in (InputKind.PARAMETER, InputKind.BUFFER):
+            self._given[node.name] = tensor
+        self._nodes[id(tensor)] = node
+        self._memory[id(tensor)] = find_memory(tensor)
+        self._num_views[self._memory[id(tensor)]] += 1
 
     def _add_result(self, node: Node, device: torch.device, operands: list[Tensor], shared: int | None) -> Tensor:
         result = _StandIn(node.meta["val"], device)
@@ -294,10 +339,19 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def _write(self, func: Any, args: Any, kwargs: Any) -> Tensor:
-        """Record the functional variant. The target must be a result, or a view of one; its node is the new value's."""
+        """Record the functional variant. The target must be a result, a view of one, or a constant without other views.
+
+        Its node is the new value's from then on.
+        """
         target, variant = args[0] if args else None, functional_variant(func)
-        if written_arguments(func) != (0,) or variant is None or not isinstance(target, _StandIn):
+        if written_arguments(func) != (0,) or variant is None or not isinstance(target, Tensor):
+            raise NotRecordable(f"{func} has no variant that writes nothing")
+        if id(target) in self._sources:
             raise NotRecordable(f"{func} writes a tensor that is not the result of an operation")
+        if not self.is_followed(target):
+            if is_random(func):
+                raise NotRecordable(f"{func} fills a tensor with random numbers")
+            self._take_constant(target)
         writes_nothing = func is torch.ops.aten.dropout_.default and not args[2]
         has_views = self._num_views[self._memory[id(target)]] > 1 and not writes_nothing
         if has_views and self._memory[id(target)] not in self._results_memory:
@@ -326,13 +380,20 @@ class _Recorder(TorchDispatchMode):
         memory = self._memory[id(target)]
         self._outdated |= {id(t) for t in self._alive if self._memory[id(t)] is memory} - current
 
+    def _take_constant(self, target: Tensor) -> None:
+        """Make a constant that is about to be written a node, such as zeros that something is added to."""
+        self._constants.take(target)
+        self._add_input(target, InputKind.CONSTANT_TENSOR, f"made for {self._modules[-1][0] or 'the model'}")
+        self._written.add(id(target))
+        self._alive.append(target)
+
     def _compute_constant(self, func: Any, args: Any, kwargs: Any, operands: list[Tensor]) -> Any:
         if func is torch.ops.aten.lift_fresh.default:  # made from Python numbers or an array, which may be written later
             return self._makings.add_opaque(self._constants.add(args[0].clone()))
         for operand in operands:
             self._constants.check(operand)
         self._constants.check_write(func, args, kwargs)
-        return self._makings.add(func, args, kwargs, self._constants.add(_run(func, args, kwargs), operands))
+        return self._makings.add(func, args, kwargs, self._constants.add(run_operation(func, args, kwargs), operands))
 
     def finish(self, result: Any, training: bool) -> Program:
         """The program. Its outputs are all tensors that the call returned."""
@@ -347,18 +408,12 @@ class _Recorder(TorchDispatchMode):
             if not isinstance(leaf, (Tensor, int, float, str, type(None))):
                 raise NotRecordable(f"it returns a {type(leaf).__name__}, which is no tensor")
         self.graph.output(tuple(self._find_node(leaf) for leaf in leaves if isinstance(leaf, Tensor)))
-        return Program(self.graph, self._inputs, self._given, FrontEnd("recording"), training, self.reads_sizes)
+        front_end, lines = FrontEnd("recording"), tuple(self._lines)
+        return Program(self.graph, self._inputs, self._given, front_end, training, self.reads_sizes, lines)
 
 
 def _list_tensors(values: Any) -> list[Tensor]:
     return [leaf for leaf in iterate_leaves(values) if isinstance(leaf, Tensor)]
-
-
-def _run(func: Any, args: Any, kwargs: Any) -> Any:
-    try:
-        return func(*args, **kwargs)
-    except Exception as error:
-        raise ModuleFails(f"{func} failed: {describe_error(error)}") from error
 
 
 def _name_sources(model: nn.Module, call: Call) -> dict[int, tuple[Tensor, InputKind, str]]:

@@ -70,6 +70,14 @@ def _run_without_values(func: Any, args: Any, kwargs: Any) -> Any:
         raise kind(f"{func} failed: {describe_error(error)}") from error
 
 
+def run_operation(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an operation of the module on values; if it fails, the module does."""
+    try:
+        return func(*args, **kwargs)
+    except Exception as error:
+        raise ModuleFails(f"{func} failed: {describe_error(error)}") from error
+
+
 def map_leaves(value: Any, kinds: Any, function: Callable[[Any], Any]) -> Any:
     """Replace everything of these kinds inside of lists, tuples and dicts."""
     if isinstance(value, kinds):
@@ -102,6 +110,11 @@ def _freeze(value: Any) -> Any:
     if isinstance(value, dict):
         return tuple((key, _freeze(v)) for key, v in value.items())
     return type(value), value
+
+
+def is_exact(tensor: Tensor) -> bool:
+    """Whether a tensor holds integers or booleans, which are not rounded."""
+    return not tensor.is_floating_point() and not tensor.is_complex()
 
 
 def make_empty(like: Tensor, device: torch.device = _META) -> Tensor:
@@ -157,12 +170,16 @@ def functional_variant(func: Any) -> Any:
     """The operation that returns what this one writes, such as relu for relu_; None if there is none."""
     name = find_schema(func).name.removeprefix("aten::")
     packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
-    variant = getattr(packet, overload_name(func), None)
-    return variant if variant is not None and _argument_names(variant)[1:] == _argument_names(func)[1:] else None
+    if packet is None:
+        return None
+    names = [overload_name(func), *packet.overloads()]  # pow_.Scalar writes what pow.Tensor_Scalar returns
+    variants = (getattr(packet, name) for name in names if name in packet.overloads())
+    return next((v for v in variants if _list_arguments(v) == _list_arguments(func)), None)
 
 
-def _argument_names(operation: Any) -> list[str]:
-    return [argument.name for argument in find_schema(operation).arguments]
+def _list_arguments(operation: Any) -> list[tuple[str, str]]:
+    arguments = [(argument.name, str(argument.type)) for argument in find_schema(operation).arguments]
+    return [("", arguments[0][1]), *arguments[1:]]
 
 
 UNKNOWN_STRIDES = {torch.ops.aten.scaled_dot_product_attention.default}

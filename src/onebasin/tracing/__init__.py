@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from onebasin.programs.calls import Call, read_calls
 from onebasin.programs.failures import NotRecordable
-from onebasin.programs.frontends import read_program, read_resized_program, read_training_program
+from onebasin.programs.frontends import read_program, read_redrawn_program, read_resized_program, read_training_program
 from onebasin.programs.graph import Program
 from onebasin.programs.isolation import LOCK
 from onebasin.symmetries import Symmetry
@@ -31,7 +31,8 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True) -> Symm
 
     It holds for these calls at all values of their inputs, and for the same calls at another batch size and with sequences
     of one more position, where the model takes them. What train mode requires is added, or `limits` says that it could not
-    be traced. Other threads must not use the model meanwhile.
+    be traced; it also names the lines whose branches or sizes depend on values of integer inputs. Other threads must not use
+    the model meanwhile.
 
     Args:
         model: any module, on any device (on the meta device only shapes are read, and nothing can be verified).
@@ -58,7 +59,7 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True) -> Symm
         result, programs = _trace(model, calls, check=verify)
     if verify and state.device.type != "meta":
         verify_programs(result, programs.given, state)
-        for program in (*(programs.resized if state.num_entries <= MAX_ENTRIES else ()), *programs.training):
+        for program in (*(programs.derived if state.num_entries <= MAX_ENTRIES else ()), *programs.training):
             with contextlib.suppress(CannotVerify):  # statistics of few samples amplify rounding errors
                 verify_programs(result, [program], state, draw=False)
     result.warn_of_unreached(stacklevel=2)
@@ -74,10 +75,10 @@ def trace_calls(model: nn.Module, calls: Sequence[Call], check: bool = True) -> 
 
 @dataclass
 class _Programs:
-    """The programs that a symmetry is found from: of the calls as given, at other sizes, and in train mode."""
+    """The programs that a symmetry is found from: of the calls as given, at other sizes and values, and in train mode."""
 
     given: list[Program]
-    resized: list[Program]
+    derived: list[Program]
     training: list[Program]
 
 
@@ -87,7 +88,8 @@ def _trace(model: nn.Module, calls: Sequence[Call], check: bool) -> tuple[Symmet
     result, added = _find_symmetry(model, given), []
     resized = [read_resized_program(model, call, program) for call, program in pairs]
     training, limits = _read_training_programs(model, pairs, result.unreached)
-    for variants in (resized, training):
+    redrawn = [read_redrawn_program(model, call, program) for call, program in pairs]
+    for variants in (resized, redrawn, training):
         if not any(variants):
             continue
         # A walk over two programs of a call may find less than over each alone, so those that agree are not added.
@@ -96,9 +98,18 @@ def _trace(model: nn.Module, calls: Sequence[Call], check: bool) -> tuple[Symmet
             added += filter(None, variants)
             result = _find_symmetry(model, given, added)
     forget_normal_forms()
-    programs = _Programs(given, list(filter(None, resized)), list(filter(None, training)))
+    programs = _Programs(given, list(filter(None, (*resized, *redrawn))), list(filter(None, training)))
     front_ends = tuple(program.front_end for program in (*given, *programs.training))
-    return replace(result, front_ends=front_ends, limits=limits), programs
+    return replace(result, front_ends=front_ends, limits=(*_describe_reads(given), *limits)), programs
+
+
+def _describe_reads(programs: Sequence[Program]) -> Iterator[str]:
+    """What of the symmetry holds at some values of integer inputs only, in words."""
+    for line in dict.fromkeys(line for program in programs for line in program.lines_reading_integers):
+        yield (
+            f"a branch or a size depends on values of integer inputs ({line}); it was traced at those of the example and at "
+            "others, and may have less symmetry elsewhere"
+        )
 
 
 def _find_symmetry(model: nn.Module, given: Sequence[Program], added: Sequence[Program] = ()) -> Symmetry:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onebasin.programs.shapes import bind_arguments
 from onebasin.tracing.axes.terms import ONE, Axes
 from onebasin.tracing.rules.elementwise import broadcast
 from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, replace_axis
@@ -13,12 +14,31 @@ def index(trace: Trace, args: Arguments) -> Axes:
     """x[i, :, j]: indices are broadcast. They stand in the place of the first, or in front if they are not adjacent."""
     axes, indices = args.input, list(args["indices"])
     indexed = [dim for dim, i in enumerate(indices) if i is not None]
+    if has_masks(args):
+        return _select_masked(trace, args, indexed)
     trace.pin_order(axes, indexed, _REASON)
     common = broadcast(trace, *(indices[dim] for dim in indexed))
     is_adjacent = indexed == list(range(indexed[0], indexed[-1] + 1))
     start = indexed[0] if is_adjacent else 0
     kept = [axis for dim, axis in enumerate(axes) if dim not in indexed]
     return (*kept[:start], *common, *kept[start:])
+
+
+def _select_masked(trace: Trace, args: Arguments, indexed: list[int]) -> Axes:
+    """x[:, mask]: the axes of the mask become one, of what it selects."""
+    if len(indexed) > 1:
+        raise NotCovered("a mask selects beside another index")
+    axes, start, mask = args.input, indexed[0], args["indices"][indexed[0]]
+    stop = start + len(mask)
+    trace.pin(*mask, reason=_REASON)
+    trace.pin_order(axes, range(start, stop), _REASON)
+    return (*axes[:start], trace.pinned(args.shape[start], _REASON), *axes[stop:])
+
+
+def has_masks(args: Arguments) -> bool:
+    """Whether there are booleans, or bytes, among the indices."""
+    indices = bind_arguments(args.node)["indices"]
+    return any(index is not None and not index.meta["val"].dtype.is_signed for index in indices)
 
 
 def index_select(trace: Trace, args: Arguments) -> Axes:

@@ -17,6 +17,7 @@ from onebasin.tracing.rules.elementwise import RULES as ELEMENTWISE
 from onebasin.tracing.rules.elementwise import broadcast
 from onebasin.tracing.rules.experts import RULES as EXPERTS
 from onebasin.tracing.rules.indexing import RULES as INDEXING
+from onebasin.tracing.rules.indexing import has_masks
 from onebasin.tracing.rules.rearrangement import RULES as REARRANGEMENT
 from onebasin.tracing.rules.reduction import RULES as REDUCTION
 from onebasin.tracing.rules.reduction import reduce
@@ -130,6 +131,8 @@ def _look_up(trace: Trace, axis: AxisTerm, index: Axes) -> None:
 
 def index(trace: Trace, args: Arguments) -> Axes:
     """x[i, :, j]; see the plain rule. What is looked up by sorted positions keeps what belongs to each position."""
+    if has_masks(args):
+        return _plain(trace, args)
     axes, indices = args.input, list(args["indices"])
     indexed = [dim for dim, i in enumerate(indices) if i is not None]
     for dim in indexed:

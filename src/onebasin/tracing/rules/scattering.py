@@ -6,10 +6,10 @@ two sources may have the same target.
 
 from __future__ import annotations
 
-from onebasin.programs.shapes import bind_arguments
 from onebasin.tracing.axes.terms import ONE, Axes, AxisTerm
 from onebasin.tracing.positions import Positions, pin_positions
 from onebasin.tracing.rules.elementwise import broadcast
+from onebasin.tracing.rules.indexing import has_masks
 from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, insert_axis, replace_axis
 
 _WRITTEN = "an index writes along it"
@@ -52,7 +52,7 @@ def index_put(trace: Trace, args: Arguments) -> Axes:
     """x[i, :, j] = values, which are broadcast."""
     axes, indices, values = args.input, list(args["indices"]), args["values"]
     indexed = [dim for dim, index in enumerate(indices) if index is not None]
-    if _has_masks(args):
+    if has_masks(args):
         return _fill_masked(trace, args, indexed)
     common = broadcast(trace, *(indices[dim] for dim in indexed))
     start = indexed[0] if indexed == list(range(indexed[0], indexed[-1] + 1)) else 0
@@ -118,11 +118,6 @@ def _write(trace: Trace, target: AxisTerm, others: Axes | list[AxisTerm], dim: i
 
 def _is_symmetric(args: Arguments) -> bool:
     return args.operation.rstrip("_") in ("scatter_add", "scatter_reduce", "index_add", "index_reduce") or "reduce" in args
-
-
-def _has_masks(args: Arguments) -> bool:
-    indices = bind_arguments(args.node)["indices"]
-    return any(index is not None and not index.meta["val"].dtype.is_signed for index in indices)  # bool, or bytes
 
 
 RULES: dict[str, Rule] = {
