@@ -45,7 +45,9 @@ def test_constants_that_a_module_keeps(name, front_end):
     def forward(self, x):
         h = self.first(x) + self.kept
         if front_end == "export":
+            other = h[:, :0]  # a recording does not follow what is written through another view
             h[:, :0].zero_()
+            h = h + 0 * other.sum()
         return self.last(h)
 
     kept, num_groups = KEPT[name]

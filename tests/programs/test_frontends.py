@@ -12,7 +12,7 @@ import onebasin as ob
 from onebasin.programs import frontends
 from onebasin.programs.calls import read_calls
 from onebasin.programs.failures import NotRecordable
-from onebasin.programs.frontends import check_recording, read_program, read_training_program
+from onebasin.programs.frontends import check_recording, differs_in_batch_only, read_program, read_training_program
 from onebasin.programs.graph import FrontEnd
 from onebasin.programs.recording import record
 
@@ -174,3 +174,26 @@ def test_modes_that_differ_in_dropout_and_statistics_alone_are_one_program():
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.MultiheadAttention(8, 2).out_proj)
     call = call_of(torch.rand(3, 4))
     assert read_training_program(model, call, record(model, call)) is None
+
+
+def flatten_samples(self, x):
+    return self.last(self.first(x.reshape(x.shape[0] * 2, 4)))
+
+
+def repeat_once_more(self, x):
+    return self.last(self.first(x[0]).repeat(x.shape[0] + 1, 1))
+
+
+def add_a_constant(self, x):
+    return self.last(self.first(x) + torch.arange(float(x.shape[0])).view(-1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("forward", "expected"), [(flatten_samples, True), (repeat_once_more, False), (add_a_constant, False)]
+)
+def test_programs_that_differ_in_the_batch_alone(forward, expected):
+    model = two_layers(forward)
+    first, second = (record(model, call_of(torch.rand(n, 2, 4))) for n in (3, 1))
+    assert differs_in_batch_only(first, second) is expected
+    longer = record(two_layers(lambda self, x: self.last(self.first(x))), call_of(torch.rand(3, 5, 4)))
+    assert not differs_in_batch_only(first, longer)

@@ -25,10 +25,11 @@ def read_a_value(self, x):
     return self.last(h if h.sum() > 0 else -h)
 
 
-def write_through_a_view(self, x):
+def read_what_another_view_wrote(self, x):
     h = self.first(x)
+    other = h[:, :4]
     h[:, 0] = 1.0
-    return self.last(h)
+    return self.last(torch.cat([other, h[:, 4:]], 1))
 
 
 def write_what_has_another_name(self, x):
@@ -63,7 +64,7 @@ def return_something_else(self, x):
 # The sizes of the groups that the exporter finds; None where it refuses too.
 REFUSED = {
     read_a_value: None,
-    write_through_a_view: [7],  # all units but the one that is written
+    read_what_another_view_wrote: [3, 4],  # all units but the one that is written
     write_what_has_another_name: [],
     write_a_constant_after_it_was_read: [],
     write_an_input: [8],
@@ -98,6 +99,34 @@ def test_a_write_under_the_only_name_is_followed():
     model = two_layers(forward)
     record(model, call_of(torch.rand(3, 4)))
     assert len(ob.symmetry(model, torch.rand(3, 4)).groups) == 1
+
+
+def overwrite_a_unit(self, x):
+    h = self.first(x)
+    h[:, 0] = 1.0
+    return self.last(h)
+
+
+def overwrite_a_row_of_a_part(self, x):
+    h = self.first(x)
+    h[:, 2:][0].zero_()
+    return self.last(h)
+
+
+def copy_between_units(self, x):
+    h = self.first(x)
+    h[:, 2:4] = h[:, 4:6] * 2
+    return self.last(h.sin())
+
+
+@pytest.mark.parametrize(
+    ("forward", "sizes"), [(overwrite_a_unit, [7]), (overwrite_a_row_of_a_part, [2, 6]), (copy_between_units, [2, 2, 2])]
+)
+def test_writes_through_slices_are_followed(forward, sizes):
+    model = two_layers(forward)
+    symmetry = ob.symmetry(model, torch.rand(3, 4))
+    assert [f.name for f in symmetry.front_ends] == ["recording"]
+    assert [group.size for group in symmetry.groups.values()] == sizes
 
 
 def test_parameters_outside_of_their_modules_are_known():

@@ -134,11 +134,12 @@ def replace_the_data_of_a_parameter(self, x):
 
 def catch_a_refusal(self, x):
     h = self.first(x)
+    other = h[:, :4]
+    h[:, 0] = 1.0
     try:
-        h[:, 0] = 1.0
+        return self.last(torch.cat([other, h[:, 4:]], 1))
     except Exception:
-        h = h * 1.0
-    return self.last(h)
+        return self.last(h)
 
 
 def catch_that_there_is_no_value(self, x):
@@ -204,7 +205,7 @@ REFUSED = {
     write_a_constant_by_numpy: None,
     replace_the_data_of_a_constant: [],
     replace_the_data_of_a_parameter: [],
-    catch_a_refusal: [7],
+    catch_a_refusal: [3, 4],
     copy_attention: [2, 4],
     write_a_kept_view: None,
     write_a_buffer_that_is_not_saved: [8],

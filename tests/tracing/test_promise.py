@@ -230,3 +230,41 @@ def test_one_token_says_as_much_as_many():
     symmetry = ob.symmetry(model, torch.zeros(1, 1).long())
     assert not [group for group in symmetry.groups.values() if group.size == 8]
     assert symmetry.verify(model, torch.randint(20, (2, 9))) < 1e-9
+
+
+def test_optional_arguments_that_were_not_given_are_told():
+    model = two_layers(lambda self, x, mask=None: self.last(self.first(x).cumsum(1) if mask is not None else self.first(x)))
+
+    class Optional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x, mask=None, scale=1.0):
+            return self.inner(x, mask) * scale
+
+    assert ob.symmetry(Optional(), torch.rand(3, 4)).limits == ("calls that give mask, scale were not traced",)
+    calls = [(torch.rand(3, 4),), (torch.rand(3, 4), torch.ones(3), 2.0)]
+    symmetry = ob.symmetry(Optional(), calls)
+    assert not symmetry.limits
+    assert not symmetry.groups
+
+
+def test_sizes_that_could_not_be_traced_are_told():
+    def forward(self, x):
+        assert x.shape == (3, 4), "three samples"
+        return self.last(self.first(x))
+
+    (limit,) = ob.symmetry(two_layers(forward), torch.rand(3, 4)).limits
+    assert limit.startswith("no other batch size or length could be traced")
+
+
+def test_a_warning_points_at_the_line_of_the_user_also_from_a_file(tmp_path):
+    model = two_layers(lambda self, x: self.last(self.first(x)), other=nn.Linear(8, 8))
+    with pytest.warns(ob.UnreachedWarning) as seen:
+        symmetry = ob.symmetry(model, torch.rand(3, 4))
+    assert seen[0].filename == __file__
+    symmetry.random().save(tmp_path / "p.safetensors")
+    with pytest.warns(ob.UnreachedWarning) as seen:
+        ob.Permutation.load(tmp_path / "p.safetensors").apply(model)
+    assert seen[0].filename == __file__

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.export.graph_signature import InputKind
 from torch.fx import Node
 from torch.fx.node import map_arg
 
@@ -83,19 +84,62 @@ def _is_same_memory(parameter: Tensor, value: Any) -> bool:
 
 
 def read_resized_program(model: nn.Module, call: Call, program: Program) -> Program | None:
-    """Read the operations of a call at other sizes of its inputs; None if the module takes none.
+    """Read the operations of a call at other sizes of its inputs.
 
-    None too if the module does not read sizes: then its operations are the same at all of them. The recording is not
-    checked: it only adds to what the program requires.
+    None if the module does not read sizes: then its operations are the same at all of them. The recording is not checked:
+    it only adds to what the program requires.
+
+    Raises:
+        NotRecordable: if the module cannot be recorded at other sizes.
     """
+    failure: Exception | None = None
     for candidate in resize(call, find_limits(program)) if program.reads_sizes else ():
         try:
             if program.front_end.name == "export":
                 return export(model, candidate, program.front_end.reason)
             return record(model, candidate)
-        except (NotRecordable, NotExportable):
-            continue
+        except (NotRecordable, NotExportable) as error:
+            failure = failure or error
+    if failure is not None:
+        raise NotRecordable(str(failure)) from failure
     return None
+
+
+def differs_in_batch_only(program: Program, resized: Program) -> bool:
+    """Whether two programs are one at two batch sizes: their numbers are the same, or proportional to the batch.
+
+    Not if they have constants, which may depend on sizes in other ways.
+    """
+    shapes = _list_input_shapes(program), _list_input_shapes(resized)
+    batches = {(one[:1], other[:1]) for one, other in zip(*shapes, strict=False)}
+    has_constants = any(kind == InputKind.CONSTANT_TENSOR for p in (program, resized) for kind, _ in p.inputs.values())
+    if has_constants or len(batches) != 1 or [s[1:] for s in shapes[0]] != [s[1:] for s in shapes[1]]:
+        return False
+    ((before, after),) = batches
+
+    def is_alike(one: Any, other: Any) -> bool:
+        if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+            return len(one) == len(other) and all(map(is_alike, one, other))
+        is_scaled = type(one) is type(other) is int and [one * n for n in after] == [other * n for n in before]
+        return is_scaled or (type(one) is type(other) and one == other)
+
+    return is_alike(_number_operations(program), _number_operations(resized))
+
+
+def _list_input_shapes(program: Program) -> list[tuple[int, ...]]:
+    nodes = [n for n in program.graph.nodes if program.inputs.get(n.name, (None, ""))[0] == InputKind.USER_INPUT]
+    return [tuple(node.meta["val"].shape) for node in nodes]
+
+
+def _number_operations(program: Program) -> list[Any]:
+    """The operations with their arguments, in which results are named by their number."""
+    numbers: dict[Node, Any] = {}
+    found = []
+    for number, node in enumerate(program.graph.nodes):
+        numbers[node] = f"%{number}"
+        arguments = map_arg((node.args, tuple(node.kwargs.items())), numbers.__getitem__)
+        found.append((node.target if node.op == "call_function" else program.inputs.get(node.name, node.op), arguments))
+    return found
 
 
 def read_redrawn_program(model: nn.Module, call: Call, program: Program) -> Program | None:

@@ -335,6 +335,8 @@ class _Recorder(TorchDispatchMode):
             self._results_memory.add(self._memory[id(result)])
         else:
             self._memory[id(result)] = self._memory[id(operands[shared])]
+        if node.target in UNKNOWN_STRIDES:  # what seems to be this very tensor later may be a copy
+            self._results_memory.discard(self._memory[id(result)])
         self._num_views[self._memory[id(result)]] += 2 if node.target in UNKNOWN_STRIDES else 1
         return result
 

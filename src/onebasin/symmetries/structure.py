@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Self
 
 from torch import Tensor, nn
@@ -13,6 +15,8 @@ from torch import Tensor, nn
 from onebasin.programs.graph import FrontEnd
 from onebasin.symmetries.layout import Factor, Layout, dependencies, factors, find_parent, fit, parse, write
 from onebasin.tensors.states import Model, Ties, check_ties, find_ties, read_state
+
+_PACKAGE = Path(__file__).parents[1]
 
 
 class UnreachedWarning(UserWarning):
@@ -119,8 +123,8 @@ class Structure:
         unreached = f"; {len(self.unreached)} parameters never used" if self.unreached else ""
         return f"{len(self.groups)} groups{nested}; {share}{percent}{unreached}"
 
-    def warn_of_unreached(self, stacklevel: int) -> None:
-        """Warn if a parameter that no call used is large enough to read or write the units of a group."""
+    def warn_of_unreached(self) -> None:
+        """Warn, at the user's line, if a parameter that no call used is large enough to read or write a group's units."""
         smallest = min((group.size for group in self.groups.values()), default=0)
         exposed = [key for key in self.unreached if any(term.size >= smallest > 0 for term in self.layouts[key])]
         if exposed:
@@ -129,7 +133,7 @@ class Structure:
                 f"parameters that no call used ({exposed[0]}{more}) may read or write free units, and then a permutation "
                 "changes what they compute: give example inputs of calls that use them, or ignore this if nothing does",
                 UnreachedWarning,
-                stacklevel=stacklevel + 1,
+                stacklevel=_find_level_of_caller(),
             )
 
     def check(self) -> None:
@@ -195,6 +199,14 @@ class Structure:
             if len({layouts[k] for k in keys}) > 1:
                 raise ValueError(f"{' and '.join(map(repr, keys))} are one tensor; give them the same pattern")
         return replace(self, groups=groups, layouts=layouts, ties=ties)
+
+
+def _find_level_of_caller() -> int:
+    """How many calls above the caller of this function the first one outside of the package is, as warnings count them."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and Path(frame.f_code.co_filename).is_relative_to(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _learn_sizes(layouts: Mapping[str, Layout], shapes: Mapping[str, Tensor]) -> dict[str, int]:

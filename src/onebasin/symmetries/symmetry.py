@@ -232,7 +232,7 @@ class Permutation:
         """
         state = read_state(model)
         if not self.is_identity:
-            self.symmetry.warn_of_unreached(stacklevel=2)
+            self.symmetry.warn_of_unreached()
         self.symmetry.bind(state)
         layouts = self.symmetry.layouts
         return state.tie(self.symmetry.ties).map(lambda key, value: self.move(value, layouts[key]))
@@ -264,6 +264,7 @@ class Permutation:
             "sizes": self.symmetry.sizes,
             "layouts": {key: write(layout) for key, layout in self.symmetry.layouts.items()},
             "ties": [list(keys) for keys in self.symmetry.ties],
+            "unreached": list(self.symmetry.unreached),
         }
         save_tensors(path, self.indices, header)
 
@@ -281,7 +282,10 @@ class Permutation:
         try:
             groups = {name: Group(name, size, tuple(parents)) for name, size, parents in header["groups"]}
             layouts = {key: parse(text, header["sizes"]) for key, text in header["layouts"].items()}
-            symmetry = Symmetry(groups, layouts, tuple(tuple(keys) for keys in header["ties"]))
+            ties, unreached = tuple(tuple(keys) for keys in header["ties"]), tuple(map(str, header.get("unreached", ())))
+            if not set(unreached) <= layouts.keys():
+                raise ValueError("a parameter that no call used has no layout")
+            symmetry = Symmetry(groups, layouts, ties, unreached=unreached)
             symmetry.check()
             return cls(symmetry, tensors)
         except (KeyError, TypeError, AttributeError, ValueError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +12,13 @@ from torch import nn
 
 from onebasin.programs.calls import Call, read_calls
 from onebasin.programs.failures import NotRecordable
-from onebasin.programs.frontends import read_program, read_redrawn_program, read_resized_program, read_training_program
+from onebasin.programs.frontends import (
+    differs_in_batch_only,
+    read_program,
+    read_redrawn_program,
+    read_resized_program,
+    read_training_program,
+)
 from onebasin.programs.graph import Program
 from onebasin.programs.isolation import LOCK
 from onebasin.symmetries import Symmetry
@@ -62,7 +69,7 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True) -> Symm
         for program in (*(programs.derived if state.num_entries <= MAX_ENTRIES else ()), *programs.training):
             with contextlib.suppress(CannotVerify):  # statistics of few samples amplify rounding errors
                 verify_programs(result, [program], state, draw=False)
-    result.warn_of_unreached(stacklevel=2)
+    result.warn_of_unreached()
     return result
 
 
@@ -86,10 +93,14 @@ def _trace(model: nn.Module, calls: Sequence[Call], check: bool) -> tuple[Symmet
     given = [read_program(model, call, check) for call in calls]
     pairs = list(zip(calls, given, strict=True))
     result, added = _find_symmetry(model, given), []
-    resized = [read_resized_program(model, call, program) for call, program in pairs]
-    training, limits = _read_training_programs(model, pairs, result.unreached)
+    resized, limits = _read_resized_programs(model, pairs)
+    training, more = _read_training_programs(model, pairs, result.unreached)
     redrawn = [read_redrawn_program(model, call, program) for call, program in pairs]
-    for variants in (resized, redrawn, training):
+    unlike = [
+        None if variant is None or differs_in_batch_only(program, variant) else variant
+        for program, variant in zip(given, resized, strict=True)
+    ]
+    for variants in (unlike, redrawn, training):
         if not any(variants):
             continue
         # A walk over two programs of a call may find less than over each alone, so those that agree are not added.
@@ -100,7 +111,8 @@ def _trace(model: nn.Module, calls: Sequence[Call], check: bool) -> tuple[Symmet
     forget_normal_forms()
     programs = _Programs(given, list(filter(None, (*resized, *redrawn))), list(filter(None, training)))
     front_ends = tuple(program.front_end for program in (*given, *programs.training))
-    return replace(result, front_ends=front_ends, limits=(*_describe_reads(given), *limits)), programs
+    limits = (*_describe_reads(given), *limits, *more, *_describe_left_out(model, calls))
+    return replace(result, front_ends=front_ends, limits=tuple(dict.fromkeys(limits))), programs
 
 
 def _describe_reads(programs: Sequence[Program]) -> Iterator[str]:
@@ -110,6 +122,31 @@ def _describe_reads(programs: Sequence[Program]) -> Iterator[str]:
             f"a branch or a size depends on values of integer inputs ({line}); it was traced at those of the example and at "
             "others, and may have less symmetry elsewhere"
         )
+
+
+def _describe_left_out(model: nn.Module, calls: Sequence[Call]) -> Iterator[str]:
+    """Optional arguments that none of the calls gives, in words."""
+    signature = inspect.signature(model.forward)
+    given = {name for call in calls for name in signature.bind(*call.args, **call.kwargs).arguments}
+    optional = [p.name for p in signature.parameters.values() if p.default is not p.empty and p.name not in given]
+    if optional:
+        shown = ", ".join(optional[:3]) + (f" and {len(optional) - 3} more" if len(optional) > 3 else "")
+        yield f"calls that give {shown} were not traced"
+
+
+def _read_resized_programs(
+    model: nn.Module, pairs: Sequence[tuple[Call, Program]]
+) -> tuple[list[Program | None], tuple[str, ...]]:
+    """The programs at other sizes, and what could not be traced, in words."""
+    found: list[Program | None] = []
+    limits: list[str] = []
+    for call, program in pairs:
+        try:
+            found.append(read_resized_program(model, call, program))
+        except NotRecordable as error:
+            found.append(None)
+            limits.append(f"no other batch size or length could be traced: {error}")
+    return found, tuple(limits)
 
 
 def _find_symmetry(model: nn.Module, given: Sequence[Program], added: Sequence[Program] = ()) -> Symmetry:
