@@ -78,3 +78,16 @@ def check_groups(forward: Callable[..., Any], sizes: list[int]) -> None:
         symmetry = ob.symmetry(model, inputs, verify=False)
         assert sorted(group.size for group in symmetry.groups.values()) == sorted(sizes), f"\n{symmetry}"
         assert symmetry.verify(model, inputs) < 1e-9
+
+
+def written(model: nn.Module, inputs=None) -> list[str]:
+    """Trace without verification, verify on own and on random weights, and return sizes of groups and of their parents."""
+    inputs = flat()() if inputs is None else inputs
+    symmetry = ob.symmetry(model, inputs, verify=False)
+    assert symmetry.verify(model, inputs) < 1e-9
+    ob.symmetry(model, inputs)
+    sizes = symmetry.sizes
+    return sorted(
+        str(group.size) + "".join(f"[{sizes[p]}{'' if p in symmetry.groups else '*'}]" for p in group.parents)
+        for group in symmetry.groups.values()
+    )

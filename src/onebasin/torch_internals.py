@@ -1,7 +1,9 @@
 """Every name of PyTorch that PyTorch does not promise to keep, in one place.
 
-All of it was seen to work on torch 2.11 and 2.13, the ends of the range that ``pyproject.toml`` allows. Each entry says what
-onebasin could not do without it.
+Every entry below was seen to work on torch 2.11 and on torch 2.13, the ends of the range that ``pyproject.toml`` allows.
+Each says what it is for, and what onebasin would have to do, or could not do, without it. If a later PyTorch no longer has a
+name, that shows at once: names that are imported or assigned here fail when onebasin is imported, and names that are looked
+up inside a function raise an AttributeError at its first call. ``tests/test_torch_internals.py`` tests every entry.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 __all__ = [
-    "BatchNorm",  # the base class of all batch norms; without it each of them would have to be listed
-    "Convolution",  # the base class of all convolutions; likewise
-    "TorchDispatchMode",  # sees every operation: without it modules are exported, which takes ten times as long
+    "BatchNorm",  # the base class of all batch norms, to find them in a module; without it each would have to be listed
+    "Convolution",  # the base class of all convolutions, to find them in a module; without it each would have to be listed
+    "TorchDispatchMode",  # sees every operation of a call, to record it; without it modules are exported, ten times slower
     "add_all",
     "below_autograd",
     "find_schema",
@@ -31,7 +33,8 @@ __all__ = [
     "make_stand_in",
     "memory_id",
     "overload_name",
-    "tree_flatten",  # nested lists, tuples and dicts of tensors; without these four a batch would be a pair of tensors
+    # These four walk nested lists, tuples and dicts of tensors; without them a batch would have to be a pair of tensors.
+    "tree_flatten",
     "tree_leaves",
     "tree_map",
     "tree_unflatten",
@@ -47,7 +50,11 @@ def below_autograd() -> AbstractContextManager[None]:
 
 
 ignore_torch_function = torch._C._disabled_torch_function_impl
-"""As the ``__torch_function__`` of a tensor subclass: its operations go straight to the dispatcher."""
+"""As the ``__torch_function__`` of a tensor subclass: its operations go straight to the dispatcher.
+
+Without it PyTorch's default would turn a plain tensor that an operation on a stand-in returns into a stand-in, which nothing
+has recorded.
+"""
 
 
 def make_stand_in(cls: type[Tensor], like: Tensor, device: torch.device) -> Any:
@@ -77,7 +84,11 @@ def find_schema(operation: Any) -> Any:
 
 
 def overload_name(operation: Any) -> str:
-    """Which overload of an operation this is, such as "Tensor" of ``add.Tensor``."""
+    """Which overload of an operation this is, such as "Tensor" of ``add_.Tensor``.
+
+    It finds the operation that returns what another writes, ``add.Tensor`` for ``add_.Tensor``. Without it no write could be
+    recorded, and modules with operations in place would be exported, which takes ten times as long.
+    """
     return operation._overloadname
 
 
@@ -90,12 +101,20 @@ def is_composite(operation: Any) -> bool:
 
 
 def is_transformed(tensor: Tensor) -> bool:
-    """Whether a transformation of torch.func stands between this tensor and its values."""
+    """Whether a transformation of torch.func stands between this tensor and its values.
+
+    Without it the gradients that torch.func takes inside a module could not be told from those of ``backward``, and modules
+    with either would be refused; and each backward pass of the Sinkhorn operator would need a node of its own, for vmap.
+    """
     return _functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def is_batched(tensor: Tensor) -> bool:
-    """Whether vmap is one of those transformations: then values cannot be read, and nothing may depend on them."""
+    """Whether vmap is one of those transformations: then values cannot be read, and nothing may depend on them.
+
+    Without it the Sinkhorn operator could not tell when to leave out the check of its plans, and would fail inside vmap
+    unless the caller turned the check off.
+    """
     while _functorch.is_functorch_wrapped_tensor(tensor):
         if _functorch.is_batchedtensor(tensor):
             return True

@@ -1,9 +1,4 @@
-import re
-from pathlib import Path
-
 import pytest
-
-import onebasin as ob
 
 
 @pytest.mark.parametrize("columns", ["40", "80", "120"])
@@ -32,13 +27,3 @@ def test_without_arguments_there_is_help_and_a_sentence(onebasin, command):
 
 def test_version(onebasin):
     assert onebasin("--version").out.startswith("onebasin")
-
-
-def test_one_module_of_ours_is_imported_by_name():
-    """`tests/test_imports.py` sees import statements; this one waits until typer and rich are known to be there."""
-    root = Path(ob.__file__).parent
-    found = {
-        str(file.relative_to(root)): re.findall(r"import_module\(\W*(onebasin[\w.]*)", file.read_text())
-        for file in root.rglob("*.py")
-    }
-    assert {file: modules for file, modules in found.items() if modules} == {"cli/__init__.py": ["onebasin.cli.app"]}

@@ -236,14 +236,3 @@ def test_a_report_that_cannot_be_drawn_is_refused_before_any_work(onebasin, fold
     assert ran.code == 3
     assert "pip install 'onebasin[plots]'" in ran.err
     assert digest(folder) == before
-
-
-def test_without_the_extra_there_is_one_sentence(tmp_path):
-    for name in ("typer", "rich"):
-        (tmp_path / f"{name}.py").write_text("raise ImportError")
-    path = os.pathsep.join([str(tmp_path), str(Path(ob.__file__).parent.parent)])
-    ran = subprocess.run(
-        [sys.executable, "-m", "onebasin", "--help"], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
-    )
-    assert ran.returncode == 2
-    assert ran.stderr == "the command line needs typer and rich: pip install 'onebasin[cli]'\n"

@@ -13,31 +13,7 @@ from onebasin.landscape.batch_norm import reset_batch_norm
 from onebasin.landscape.calibration import Moments, repair
 from onebasin.landscape.paths import linear_path
 from onebasin.tensors.interpolation import interpolate
-
-
-def mlp(seed: int, bias: bool = True, dtype: torch.dtype = torch.float64) -> nn.Module:
-    torch.manual_seed(seed)
-    layers = [nn.Linear(4, 8, bias), nn.Tanh(), nn.Linear(8, 7, bias), nn.ReLU(), nn.Linear(7, 6, bias), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(6, 2, bias)).to(dtype)
-
-
-def cnn(seed: int, norm: bool = False) -> nn.Module:
-    torch.manual_seed(seed)
-    norms = [nn.BatchNorm2d(6)] if norm else []
-    layers = [nn.Conv2d(1, 6, 3), *norms, nn.ReLU(inplace=True), nn.Conv2d(6, 5, 3), nn.ReLU(inplace=True)]
-    model = nn.Sequential(*layers, nn.Flatten(), nn.Dropout(0.5), nn.Linear(20, 9), nn.ReLU(), nn.Linear(9, 3))
-    return model.double()
-
-
-def batches(*shape: int, num: int = 4, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(20 + 7 * i, *shape, generator=generator, dtype=dtype) + 0.5 * i for i in range(num)]
-
-
-def load(model: nn.Module, state) -> nn.Module:
-    model = copy.deepcopy(model)
-    model.load_state_dict(state)
-    return model.eval()
+from tests.landscape.plain_networks import batches, cnn, load, mix, mlp, snapshot, unchanged
 
 
 def statistics(model: nn.Module, data: list[Tensor], layers: list[int]) -> list[tuple[Tensor, Tensor]]:
@@ -48,24 +24,6 @@ def statistics(model: nn.Module, data: list[Tensor], layers: list[int]) -> list[
             outputs = torch.cat([copy.deepcopy(model).eval()[: layer + 1](x) for x in data]).transpose(0, 1).flatten(1)
             found.append((outputs.mean(1), outputs.std(1, correction=0)))
     return found
-
-
-def snapshot(model: nn.Module):
-    state = {key: value.clone() for key, value in model.state_dict().items()}
-    norms = [m.momentum for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
-    return state, [m.training for m in model.modules()], norms
-
-
-def unchanged(model: nn.Module, before) -> bool:
-    state, modes, norms = snapshot(model)
-    return all(torch.equal(state[key], value) for key, value in before[0].items()) and (modes, norms) == before[1:]
-
-
-@pytest.fixture
-def plain_kernels():
-    """oneDNN's narrow kernels need instructions that not every machine has."""
-    with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None):
-        yield
 
 
 # ----------------------------------------------------------------------------------------------------------- statistics
@@ -81,52 +39,6 @@ def test_moments_do_not_depend_on_the_batches(sizes, offset, seed):
     mean, std = moments.result()
     torch.testing.assert_close(mean, values.mean(0), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(std, values.std(0, correction=0), rtol=1e-7, atol=1e-9)
-
-
-def test_batch_norm_gets_the_statistics_of_one_full_batch():
-    model, x = cnn(0, norm=True), torch.randn(30, 1, 6, 6, dtype=torch.float64)
-    before = snapshot(model)
-    state = reset_batch_norm(model, [(x, None)])
-    hidden = model[0](x).detach().transpose(0, 1).flatten(1)
-    torch.testing.assert_close(state["1.running_mean"], hidden.mean(1))
-    torch.testing.assert_close(state["1.running_var"], hidden.var(1))
-    assert unchanged(model, before)
-    assert all(torch.equal(v, model.state_dict()[k]) for k, v in state.items() if "running" not in k and "num" not in k)
-
-
-def test_batch_norm_averages_batches_and_reads_an_iterator():
-    model, data = cnn(0, norm=True), batches(1, 6, 6)
-    state = reset_batch_norm(model, iter(data))
-    variances = torch.stack([model[0](x).detach().transpose(0, 1).flatten(1).var(1) for x in data])
-    torch.testing.assert_close(state["1.running_var"], variances.mean(0))
-
-
-def test_dropout_adds_no_noise_to_batch_norm():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(4))
-    x = torch.randn(30, 4)
-    torch.testing.assert_close(reset_batch_norm(model, [x])["1.running_mean"], x.mean(0))
-
-
-def test_a_model_without_batch_norm_comes_back():
-    model = mlp(0)
-    state = reset_batch_norm(model, [])
-    assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
-    assert state["0.weight"].data_ptr() != model[0].weight.data_ptr()
-
-
-def test_batch_norm_in_bfloat16(plain_kernels):
-    model = cnn(0, norm=True).bfloat16()
-    x = torch.randn(64, 1, 6, 6).bfloat16()
-    state = reset_batch_norm(model, [x])
-    assert state["1.running_var"].dtype == torch.bfloat16
-    expected = model[0](x).detach().float().transpose(0, 1).flatten(1).var(1)
-    torch.testing.assert_close(state["1.running_var"].float(), expected, rtol=0.02, atol=0)
-
-
-def test_empty_data_is_refused():
-    with pytest.raises(ValueError, match="no batches"):
-        reset_batch_norm(cnn(0, norm=True), [])
 
 
 # --------------------------------------------------------------------------------------------------------------- REPAIR
@@ -387,10 +299,6 @@ def test_other_refusals():
 # ---------------------------------------------------------------------------------------------------------- other forms
 
 
-def mix(a: nn.Module, b: nn.Module, weights=(0.5, 0.5)) -> nn.Module:
-    return load(a, interpolate([a, b], weights))
-
-
 def test_rescaling_meets_the_deviations_and_shifts_nothing():
     a, b, data = mlp(0), mlp(1), batches(4)
     middle = mix(a, b)
@@ -417,51 +325,6 @@ def test_the_closed_form_uses_correlations():
     torch.testing.assert_close(std, goal)
     torch.testing.assert_close(mean, (outputs[0].mean(0) + outputs[1].mean(0)) / 2)
     torch.testing.assert_close(found.state["0.weight"], mix(a, b)[0].weight * (goal / expected)[:, None])
-
-
-@pytest.mark.parametrize("weights", [(0.5, 0.5), (0.25, 0.75), (1.0, 0.0)])
-def test_biases_shrink_with_depth(weights):
-    a, b = mlp(0), mlp(1)
-    found = repair(mix(a, b, weights), [a, b], None, ob.symmetry(a, batches(4)[0]), weights, form="bias")
-    assert found.repaired == ("0", "2", "4", "6")
-    for depth, layer in enumerate((0, 2, 4, 6), start=1):
-        expected = weights[0] ** depth * a[layer].bias + weights[1] ** depth * b[layer].bias
-        torch.testing.assert_close(found.state[f"{layer}.bias"], expected.detach())
-        torch.testing.assert_close(found.state[f"{layer}.weight"], mix(a, b, weights)[layer].weight)
-
-
-def test_calibrated_biases_are_exact_for_unrelated_endpoints():
-    """Endpoints that use disjoint units and inputs: half way each passes on a half per layer, and so do their biases."""
-    full = mlp(0)
-    a, b = copy.deepcopy(full), copy.deepcopy(full)
-    with torch.no_grad():
-        for model, units in ((a, slice(0, 3)), (b, slice(3, 6))):
-            kept = copy.deepcopy(model)
-            for layer in (0, 2, 4):
-                model[layer].weight.zero_()
-                model[layer].bias.zero_()
-                inputs = slice(None) if layer == 0 else units
-                model[layer].weight[units, inputs] = kept[layer].weight[units, inputs]
-                model[layer].bias[units] = kept[layer].bias[units]
-            model[1], model[6].weight[:, [u for u in range(6) if u not in range(6)[units]]] = nn.ReLU(), 0
-    x = batches(4)[0]
-    found = repair(mix(a, b), [a, b], None, ob.symmetry(a, x), form="bias")
-    torch.testing.assert_close(load(a, found.state)(x), (a(x) + b(x)).detach() / 16)
-
-
-def residual() -> nn.Module:
-    layers = {"first": nn.Linear(4, 5), "inner": nn.Linear(5, 5), "last": nn.Linear(5, 2)}
-    return Fn(lambda m, x: m.last((h := m.first(x).relu()) + m.inner(h).relu()), **layers).double()
-
-
-@pytest.mark.parametrize(
-    ("model", "shape", "message"),
-    [(lambda: cnn(0, norm=True), (1, 6, 6), "without norms"), (residual, (4,), "a chain")],
-)
-def test_biases_are_calibrated_on_chains_alone(model, shape, message):
-    model, inputs = model(), batches(*shape)[0]
-    with pytest.raises(ValueError, match=message):
-        repair(model, [model, model], None, ob.symmetry(model, inputs), form="bias")
 
 
 def test_forms_are_checked():

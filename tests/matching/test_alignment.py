@@ -7,26 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import onebasin as ob
-
-METHODS = ["sinkhorn", "weight-matching", "activation-matching", "ste"]
-
-
-def planted(model: nn.Module, inputs, seed: int = 0):
-    """A permuted copy, the symmetry, and the permutation that undoes it."""
-    symmetry = ob.symmetry(model, inputs)
-    permutation = symmetry.random(torch.Generator().manual_seed(seed))
-    twin = copy.deepcopy(model)
-    twin.load_state_dict(permutation.apply(model))
-    return twin, symmetry, permutation.inverse()
-
-
-def mlp(width: int = 10) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 2))
-
-
-X, Y = torch.randn(64, 3, generator=torch.Generator().manual_seed(0)), torch.randint(0, 2, (64,))
-DATA = [(X[:32], Y[:32]), (X[32:], Y[32:])]
+from tests.matching.planted import DATA, METHODS, X, Y, mlp, pair, planted
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -119,36 +100,6 @@ def test_no_method_ends_above_its_start(method, objective):
         b, to=a, symmetry=symmetry, method=method, objective=chosen, data=DATA, init=start.permutation, **options
     )
     assert again.cost <= start.cost + 1e-9
-
-
-def test_a_descent_can_be_resumed():
-    model = mlp()
-    twin, symmetry, answer = planted(model, X)
-    first = ob.align(twin, to=model, symmetry=symmetry, steps=5, polish=False, detect_copy=False)
-    assert not first.converged
-    second = ob.align(twin, to=model, symmetry=symmetry, steps=95, polish=False, logits=first.logits)
-    assert second.history[0]["soft"] < first.history[0]["soft"]
-    assert second.permutation == answer
-
-
-def test_a_resumed_descent_is_the_one_that_was_not_interrupted():
-    a, b = pair()
-    options = {"example_inputs": X, "method": "sinkhorn", "polish": False, "patience": 100}
-    whole = ob.align(b, to=a, steps=20, **options)
-    first = ob.align(b, to=a, steps=10, **options)
-    second = ob.align(b, to=a, steps=10, logits=first.logits, **options)
-    assert [entry["soft"] for entry in first.history + second.history] == [entry["soft"] for entry in whole.history]
-    anew = ob.align(b, to=a, steps=10, logits={"logits.10": first.logits["logits.10"]}, **options)
-    assert anew.history[0]["soft"] == second.history[0]["soft"]
-    assert anew.history[-1]["soft"] != second.history[-1]["soft"]
-
-
-def pair():
-    torch.manual_seed(5)
-    a, b = mlp(), mlp()
-    for p in b.parameters():
-        nn.init.normal_(p, std=0.5)
-    return a, b
 
 
 def test_data_that_an_objective_does_not_use_changes_nothing():
@@ -286,14 +237,6 @@ def test_refusals_come_first(change, message):
     change(arguments)
     with pytest.raises((ValueError, TypeError), match=message):
         ob.align(**arguments)
-
-
-def test_plans_that_do_not_fit_are_refused(monkeypatch):
-    for module in ("methods.sinkhorn", "recommendation"):
-        monkeypatch.setattr(f"onebasin.matching.{module}.available_memory", lambda device: 1000)
-    with pytest.raises(ValueError, match=r"the plans need about 0\.0 GiB"):
-        ob.align(mlp(), to=mlp(), example_inputs=X, method="sinkhorn", detect_copy=False)
-    assert ob.align(mlp(), to=mlp(), example_inputs=X, detect_copy=False).method == "weight-matching"
 
 
 @pytest.mark.cuda

@@ -6,7 +6,6 @@ from networks import CASES
 from torch import nn
 
 import onebasin as ob
-from onebasin.relaxation.hardening import harden, joint_groups
 from onebasin.relaxation.plans import plan_shape
 from onebasin.tensors.states import read_state
 
@@ -100,33 +99,6 @@ def test_a_cost_of_ones_own_in_an_ordinary_loop():
         cost.backward()
         optimizer.step()
     assert net.permutation() == planted
-
-
-def test_hardening_is_exact_on_nested_groups():
-    """Against all permutations of a small tree."""
-    import itertools
-
-    state = {"w": torch.zeros(6, 1), "b": torch.zeros(2)}
-    symmetry = ob.Symmetry.from_axes({"w": "(h d) i", "b": "h"}, ["h", "d[h]"], state)
-    assert [[g.name for g in tree] for tree in joint_groups(symmetry)] == [["h", "d"]]
-    for seed in range(20):
-        generator = torch.Generator().manual_seed(seed)
-        scores = {"h": torch.randn(2, 2, generator=generator), "d": torch.randn(2, 2, 3, 3, generator=generator)}
-
-        def total(s, p0, p1, scores=scores):
-            return sum(
-                float(scores["h"][h, s[h]]) + sum(float(scores["d"][h, s[h], d, p[d]]) for d in range(3))
-                for h, p in enumerate((p0, p1))
-            )
-
-        best = max(
-            total(s, p0, p1)
-            for s in itertools.permutations(range(2))
-            for p0 in itertools.permutations(range(3))
-            for p1 in itertools.permutations(range(3))
-        )
-        found = harden(symmetry, scores)
-        assert total(found["h"].tolist(), *found["d"].tolist()) == pytest.approx(best)
 
 
 @pytest.mark.parametrize(("arguments", "message"), [({"init": "zeros"}, "init must be"), ({"mass": 1.5}, "mass must lie")])

@@ -5,8 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import onebasin as ob
 from onebasin.symmetries import gather as module
 from onebasin.symmetries.gather import gather
+from onebasin.symmetries.layout import gather_indices
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())
@@ -49,3 +51,20 @@ def test_what_does_not_move_is_not_copied():
     tensor = torch.randn(3, 4)
     assert gather(tensor, (None, None)) is tensor
     assert gather(tensor.to("meta"), (torch.randperm(3), None)).shape == (3, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int8])
+@pytest.mark.parametrize("shape", [(7, 5), (7, 5, 3, 3), (7, 5, 1, 1), (300, 1000)])
+def test_gather_of_every_type(dtype, shape):
+    tensor = torch.randint(-100, 100, shape).to(dtype)
+    symmetry = ob.Symmetry.from_axes(
+        {"w": "a b" + " 3 3" * (shape[2:] == (3, 3)) + " 1 1" * (shape[2:] == (1, 1))},
+        ["a", "b"],
+        {"w": tensor},
+    )
+    p = symmetry.random()
+    indices = gather_indices(symmetry.layouts["w"], p.indices, symmetry.parents)
+    for source in (tensor, tensor.transpose(0, 1).contiguous().transpose(0, 1)):
+        moved = gather(source, indices)
+        assert moved.dtype == dtype
+        assert torch.equal(moved, tensor[p["a"]][:, p["b"]])

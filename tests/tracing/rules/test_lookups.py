@@ -2,24 +2,8 @@
 
 import pytest
 import torch
-from cases import Fn, flat, weight
-from torch import Tensor, nn
-
-import onebasin as ob
-
-
-def written(model: nn.Module, inputs=None) -> list[str]:
-    """Trace without verification, verify on own and on random weights, and return sizes of groups and of their parents."""
-    inputs = flat()() if inputs is None else inputs
-    symmetry = ob.symmetry(model, inputs, verify=False)
-    assert symmetry.verify(model, inputs) < 1e-9
-    ob.symmetry(model, inputs)
-    sizes = symmetry.sizes
-    return sorted(
-        str(group.size) + "".join(f"[{sizes[p]}{'' if p in symmetry.groups else '*'}]" for p in group.parents)
-        for group in symmetry.groups.values()
-    )
-
+from cases import Fn, weight, written
+from torch import nn
 
 # ----------------------------------------------------------------------------------------------------------- codebooks
 
@@ -214,16 +198,3 @@ def test_units_of_experts_are_alike_where_rows_of_two_experts_meet():
 
     assert "6[5]" not in written(experts(forward))
     assert "6[5*]" not in written(experts(forward))
-
-
-def test_grouped_products_of_a_language_model():
-    transformers = pytest.importorskip("transformers")
-    config = transformers.MixtralConfig(
-        **{"vocab_size": 32, "hidden_size": 16, "intermediate_size": 12, "num_hidden_layers": 1, "num_local_experts": 5},
-        **{"num_attention_heads": 4, "num_key_value_heads": 2, "use_cache": False},
-    )
-    torch.manual_seed(0)
-    model = transformers.MixtralForCausalLM(config)
-    inputs: dict[str, Tensor] = {"input_ids": torch.arange(12).view(2, 6) + 3}
-    found = written(Fn(lambda self, **given: self.model(**given).logits, model=model), inputs)
-    assert {"5", "12[5]", "16"} <= set(found)

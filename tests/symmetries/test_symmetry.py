@@ -1,54 +1,11 @@
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 import onebasin as ob
-from onebasin.relaxation import mixing
-from onebasin.relaxation.mixing import mix, mix_all
-from onebasin.relaxation.plans import plans_of
-from onebasin.symmetries.gather import gather
-from onebasin.symmetries.layout import gather_indices
-
-AXES = {
-    "plain": "h i",
-    "twice": "h h",
-    "flattened": "o (h 3)",
-    "heads": "(h d) o",
-    "heads apart": "h d o",
-    "both axes nested": "(h d) (h e)",
-    "packed": "(h d)+(h e)+(h d) i",
-    "sum inside": "(h (d+e)) i",
-    "three levels": "o (h d u)",
-    "grouped convolution": "(h d) e 2",
-    "transposed": "e 2 (h d)",
-    "interleaved": "(d h) i",
-    "fixed parent": "f g",
-    "fixed parent inside": "i (f g)",
-    "bias": "h",
-    "untouched": "2 2",
-}
-FREE = ["h", "d[h]", "e[h]", "u[h,d]", "g[f]"]
-
-
-@st.composite
-def states(draw):
-    """Tensors for the axes above, with sizes drawn at random."""
-    size = {name: draw(st.integers(1, 4)) for name in "hdeuifgo"}
-    shapes = {
-        "plain": ("h", "i"), "twice": ("h", "h"), "flattened": ("o", "h*3"), "heads": ("h*d", "o"),
-        "heads apart": ("h", "d", "o"),
-        "both axes nested": ("h*d", "h*e"), "packed": ("h*d+h*e+h*d", "i"), "sum inside": ("h*(d+e)", "i"),
-        "three levels": ("o", "h*d*u"), "grouped convolution": ("h*d", "e", "2"), "transposed": ("e", "2", "h*d"),
-        "interleaved": ("d*h", "i"), "fixed parent": ("f", "g"), "fixed parent inside": ("i", "f*g"), "bias": ("h",),
-        "untouched": ("2", "2"),
-    }  # fmt: skip
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
-    return {
-        key: torch.randn([eval(axis, {}, size) for axis in shape], generator=generator, dtype=torch.float64)
-        for key, shape in shapes.items()
-    }, generator
+from onebasin.relaxation.mixing import mix
+from tests.symmetries.axis_patterns import AXES, FREE, states
 
 
 def equal(a, b) -> bool:
@@ -69,56 +26,6 @@ def test_group_laws(drawn):
     assert (a @ b).inverse() == b.inverse() @ a.inverse()
     assert equal(a.inverse().apply(a.apply(state)), state)
     assert a.agreement(a) == 1.0
-
-
-@given(states())
-@settings(max_examples=40, deadline=None)
-def test_soft_with_permutation_matrices_is_hard(drawn):
-    state, generator = drawn
-    symmetry = ob.Symmetry.from_axes(AXES, FREE, state)
-    permutation = symmetry.random(generator)
-    plans = plans_of(permutation, torch.float64)
-    moved = permutation.apply(state)
-    together = mix_all(state, symmetry.layouts, plans, symmetry.parents)
-    for key, layout in symmetry.layouts.items():
-        torch.testing.assert_close(mix(state[key], layout, plans, symmetry.parents), moved[key])
-        torch.testing.assert_close(together[key], moved[key])
-
-
-@pytest.mark.parametrize("join", [0, 1000])
-def test_tensors_mixed_together_are_those_mixed_alone(join, monkeypatch):
-    """Any plans, not permutations only; vectors of one group, of two, and in another type; a batch of tensors of one shape
-    that move by other groups or along other axes; a group on two axes; one that stays. Side by side, as on CUDA, and not."""
-    monkeypatch.setitem(mixing._JOINED_NUMEL, "cpu", join)
-    torch.manual_seed(0)
-    axes = {"w": "a b", "conv": "b a 3", "one": "a", "two": "a", "three": "b", "stays": "i"}
-    axes |= {"v": "c b", "rows": "c j", "kernel": "b c 3", "square": "b b"}
-    shapes = {"w": (5, 4), "conv": (4, 5, 3), "one": (5,), "two": (5,), "three": (4,), "stays": (7,)}
-    shapes |= {"v": (5, 4), "rows": (5, 4), "kernel": (4, 5, 3), "square": (4, 4)}
-    state = {key: torch.randn(shape, dtype=torch.float64) for key, shape in shapes.items()}
-    state["two"] = state["two"].float()
-    symmetry = ob.Symmetry.from_axes(axes, ["a", "b", "c"], state)
-    plans = {name: torch.rand(size, size, dtype=torch.float64) for name, size in (("a", 5), ("b", 4), ("c", 5))}
-    free = {name: plan.clone().requires_grad_() for name, plan in plans.items()}
-    together = mix_all(state, symmetry.layouts, free, symmetry.parents)
-    alone = {key: mix(value, symmetry.layouts[key], free, symmetry.parents) for key, value in state.items()}
-    gradients = [
-        torch.autograd.grad(sum(value.double().square().sum() for value in mixed.values()), list(free.values()))
-        for mixed in (together, alone)
-    ]
-    torch.testing.assert_close(*gradients)
-    found = {key: value.detach() for key, value in together.items()}
-    a, b, c = plans["a"], plans["b"], plans["c"]
-    torch.testing.assert_close(found["w"], a @ state["w"] @ b.T)
-    torch.testing.assert_close(found["v"], c @ state["v"] @ b.T)
-    torch.testing.assert_close(found["rows"], c @ state["rows"])
-    torch.testing.assert_close(found["square"], b @ state["square"] @ b.T)
-    torch.testing.assert_close(found["kernel"], torch.einsum("Bb,bck,Cc->BCk", b, state["kernel"], c))
-    torch.testing.assert_close(found["conv"], torch.einsum("Bb,bak,Aa->BAk", b, state["conv"], a))
-    torch.testing.assert_close(found["one"], a @ state["one"])
-    torch.testing.assert_close(found["two"], (a @ state["two"].double()).float())
-    torch.testing.assert_close(found["three"], b @ state["three"])
-    assert together["stays"] is state["stays"]
 
 
 @given(states())
@@ -168,23 +75,6 @@ def test_soft_is_differentiable():
     assert torch.autograd.gradcheck(soft, (*plans.values(), state["w"].requires_grad_()))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int8])
-@pytest.mark.parametrize("shape", [(7, 5), (7, 5, 3, 3), (7, 5, 1, 1), (300, 1000)])
-def test_gather_of_every_type(dtype, shape):
-    tensor = torch.randint(-100, 100, shape).to(dtype)
-    symmetry = ob.Symmetry.from_axes(
-        {"w": "a b" + " 3 3" * (shape[2:] == (3, 3)) + " 1 1" * (shape[2:] == (1, 1))},
-        ["a", "b"],
-        {"w": tensor},
-    )
-    p = symmetry.random()
-    indices = gather_indices(symmetry.layouts["w"], p.indices, symmetry.parents)
-    for source in (tensor, tensor.transpose(0, 1).contiguous().transpose(0, 1)):
-        moved = gather(source, indices)
-        assert moved.dtype == dtype
-        assert torch.equal(moved, tensor[p["a"]][:, p["b"]])
-
-
 def test_ties_stay_one_tensor():
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 4, bias=False))
     model[2].weight = model[0].weight
@@ -201,51 +91,6 @@ def test_tied_values_that_differ_are_refused():
     permutation.apply({key: value for key, value in state.items() if key != "2.weight"})
     with pytest.raises(ValueError, match=r"'1.weight' and '2.weight' are one tied tensor"):
         permutation.apply({**state, "2.weight": state["2.weight"] + 1})
-
-
-def trained_step(model, optimizer, x):
-    optimizer.zero_grad()
-    model(x).square().sum().backward()
-    optimizer.step()
-
-
-@pytest.mark.parametrize("make", [
-    lambda p: torch.optim.Adam(p, lr=0.01),
-    lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
-    lambda p: torch.optim.AdamW(list(p)[::-1], lr=0.01, amsgrad=True),
-])  # fmt: skip
-def test_optimizer_state_travels(make):
-    """Training on after permuting model and optimiser is permuting after training on."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).double()
-    x = torch.randn(5, 4, dtype=torch.float64)
-    optimizer = make(model.parameters())
-    for _ in range(3):
-        trained_step(model, optimizer, x)
-    permutation = ob.symmetry(model, x).random()
-    twin = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).double()
-    twin.load_state_dict(permutation.apply(model))
-    twin_optimizer = make(twin.parameters())
-    before = optimizer.state_dict()["state"][0]
-    twin_optimizer.load_state_dict(permutation.apply_optimizer(optimizer, model))
-    assert all(torch.equal(v, optimizer.state_dict()["state"][0][k]) for k, v in before.items())
-    for _ in range(3):
-        trained_step(model, optimizer, x)
-        trained_step(twin, twin_optimizer, x)
-    expected = permutation.apply(model)
-    for key, value in twin.state_dict().items():
-        torch.testing.assert_close(value, expected[key], rtol=1e-12, atol=1e-14)
-
-
-def test_factored_moments_and_foreign_parameters_are_refused():
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    permutation = ob.symmetry(model, torch.zeros(1, 4)).random()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer.state[model[0].weight]["row"] = torch.zeros(8)
-    with pytest.raises(ValueError, match="factored states cannot be permuted"):
-        permutation.apply_optimizer(optimizer, model)
-    with pytest.raises(ValueError, match="not one of the model's"):
-        permutation.apply_optimizer(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1), model)
 
 
 class TestRefusals:

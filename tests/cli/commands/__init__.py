@@ -1,0 +1,1 @@
+"""A package, because other folders have tests of the same names."""

@@ -1,0 +1,62 @@
+"""Sweeps over the groups: their scores, their order, and what they end at."""
+
+import pytest
+import torch
+from networks import CASES
+from torch import nn
+
+import onebasin as ob
+from onebasin.matching.methods.weight_matching import WeightMatching, score, sweep
+from onebasin.matching.problem import Problem
+from onebasin.relaxation.objectives import parameter_keys
+from onebasin.tensors.states import read_state
+from tests.matching.planted import X, mlp, pair, planted
+
+
+def problem_of(model: nn.Module, target: nn.Module, **options) -> Problem:
+    keys = tuple(parameter_keys(target))
+    symmetry = ob.symmetry(target, X)
+    return Problem(symmetry, read_state(model), read_state(target), keys, ob.WeightDistance(keys=keys), **options)
+
+
+@pytest.mark.parametrize("name", ["mlp relu", "batch norm 2d", "tied embedding"])
+def test_anchored_order_finds_planted_permutations(name):
+    torch.manual_seed(0)
+    model = CASES[name].make()
+    twin, symmetry, answer = planted(model, CASES[name].inputs(), seed=1)
+    states = {"model": twin.state_dict(), "to": model.state_dict(), "symmetry": symmetry}
+    result = ob.align(**states, method="weight-matching", order="anchored")
+    assert result.permutation == answer
+    with pytest.raises(ValueError, match="order must be 'anchored' or 'random', got 'x'"):
+        ob.align(**states, method="weight-matching", order="x")
+
+
+def test_scores_are_inner_products_of_units():
+    a, b = pair()
+    problem = problem_of(b, a)
+    first = problem.symmetry.groups["0.weight"]
+    scores, exact = score(problem, problem.source, [first], ["0.weight", "0.bias", "2.weight"])
+    expected = a[0].weight @ b[0].weight.T + torch.outer(a[0].bias, b[0].bias) + a[2].weight.T @ b[2].weight
+    torch.testing.assert_close(scores["0.weight"], expected.detach())
+    assert exact
+
+
+def test_sweeps_raise_the_inner_product_until_nothing_moves():
+    a, b = pair()
+    history = []
+    problem = problem_of(b, a, report=history.append)
+    match = WeightMatching().match(problem)
+    inner = [entry["inner"] for entry in history]
+    assert inner == sorted(inner)
+    assert history[-1]["moved"] == 0
+    assert match.converged
+    assert match.cost == problem.cost(match.permutation) < problem.cost(problem.symmetry.identity())
+    assert not WeightMatching(max_sweeps=1).match(problem).converged
+
+
+def test_only_chosen_groups_move():
+    model = mlp()
+    twin, symmetry, _ = planted(model, X)
+    found, _ = sweep(problem_of(twin, model), symmetry.identity(), only=["0.weight"])
+    assert torch.equal(found["2.weight"], torch.arange(10))
+    assert not torch.equal(found["0.weight"], torch.arange(10))

@@ -1,0 +1,60 @@
+"""Hard permutations from scores and plans: exact within a set of nested groups."""
+
+import pytest
+import torch
+
+import onebasin as ob
+from onebasin.relaxation.hardening import carry_to_parents, harden, joint_groups, joint_weights
+
+
+def test_hardening_is_exact_on_nested_groups():
+    """Against all permutations of a small tree."""
+    import itertools
+
+    state = {"w": torch.zeros(6, 1), "b": torch.zeros(2)}
+    symmetry = ob.Symmetry.from_axes({"w": "(h d) i", "b": "h"}, ["h", "d[h]"], state)
+    assert [[g.name for g in tree] for tree in joint_groups(symmetry)] == [["h", "d"]]
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        scores = {"h": torch.randn(2, 2, generator=generator), "d": torch.randn(2, 2, 3, 3, generator=generator)}
+
+        def total(s, p0, p1, scores=scores):
+            return sum(
+                float(scores["h"][h, s[h]]) + sum(float(scores["d"][h, s[h], d, p[d]]) for d in range(3))
+                for h, p in enumerate((p0, p1))
+            )
+
+        best = max(
+            total(s, p0, p1)
+            for s in itertools.permutations(range(2))
+            for p0 in itertools.permutations(range(3))
+            for p1 in itertools.permutations(range(3))
+        )
+        found = harden(symmetry, scores)
+        assert total(found["h"].tolist(), *found["d"].tolist()) == pytest.approx(best)
+
+
+STATE = {"w": torch.zeros(6, 1), "b": torch.zeros(2)}
+NESTED = ob.Symmetry.from_axes({"w": "(h d) i", "b": "h"}, ["h", "d[h]"], STATE)
+
+
+def test_groups_that_are_not_chosen_stay():
+    scores = {"h": torch.eye(2).flip(0), "d": torch.eye(3).flip(0).expand(2, 2, 3, 3)}
+    assert harden(NESTED, scores)["h"].tolist() == [1, 0]
+    found = harden(NESTED, scores, [NESTED.groups["d"]])
+    assert found["h"].tolist() == [0, 1]
+    assert found["d"].tolist() == [[2, 1, 0]] * 2
+
+
+def test_parents_have_the_scores_of_children_that_keep_their_order():
+    scores = {"h": torch.randn(2, 2), "d": torch.randn(2, 2, 3, 3)}
+    total = carry_to_parents(NESTED, scores)
+    torch.testing.assert_close(total["h"], scores["h"] + torch.einsum("hjdd->hj", scores["d"]))
+    assert total["d"] is scores["d"]
+
+
+def test_a_child_counts_with_the_weight_of_its_parents():
+    plans = {"h": torch.rand(2, 2), "d": torch.rand(2, 2, 3, 3)}
+    weights = joint_weights(NESTED, plans)
+    torch.testing.assert_close(weights["d"], plans["d"] * plans["h"][:, :, None, None])
+    assert not weights["h"].any()
