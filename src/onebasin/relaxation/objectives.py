@@ -58,7 +58,7 @@ class Objective(ABC):
         return self(params, target, batch)
 
     def of_plans(self, source: Params, target: Params, symmetry: Symmetry) -> SoftDistance | None:
-        """The same cost as a function of the plans that move `source`, if there is a way that never moves it as a whole."""
+        """The cost as a function of plans, if it can be computed without building the permuted network; else None."""
         return None
 
 
@@ -100,6 +100,13 @@ def parameter_keys(model: Model) -> tuple[str, ...]:
         if value.is_floating_point() and key.rpartition(".")[2] not in ("running_mean", "running_var"):
             first.setdefault(id(value), key)
     return tuple(first.values())
+
+
+def each_tied_once(keys: Iterable[str], symmetry: Symmetry) -> tuple[str, ...]:
+    """The keys, without those that are tied to one before them in `Symmetry.ties`."""
+    kept = dict.fromkeys(keys)
+    repeated = {key for tied in symmetry.ties for key in [k for k in tied if k in kept][1:]}
+    return tuple(key for key in kept if key not in repeated)
 
 
 @dataclass(frozen=True)
