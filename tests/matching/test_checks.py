@@ -80,6 +80,12 @@ REFUSED = pytest.mark.parametrize(
         ({"detect_copy": "no"}, "detect_copy must be True or False, got 'no'"),
         ({"capture": "no"}, "capture must be True, False or None, got 'no'"),
         ({"data": iter([(X, Y)])}, "can be read once"),
+        ({"data": (X, Y, Y)}, r"must be a pair \(inputs, targets\), got the shapes \(64, 3\), \(64,\), \(64,\)"),
+        ({"data": (X,)}, r"must be a pair \(inputs, targets\), got the shapes \(64, 3\)"),
+        ({"objective": ob.Midpoint(LOSS), "data": [X]}, "a batch must have a target: .*; got a Tensor"),
+        ({"objective": ob.Midpoint(LOSS), "data": [X, Y]}, "a batch must have a target: .*; got a Tensor"),
+        ({"objective": ob.RandomPoint(LOSS), "data": [(X,)]}, "a batch must have a target: .*; got a tuple"),
+        ({"objective": ob.RandomPoint(LOSS, [{"input": X}])}, "a batch must have a target: .*; got a dict"),
     ],
 )
 
@@ -165,6 +171,24 @@ def test_data_may_be_a_pair_of_tensors_or_batches_of_keywords():
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.arange(8) % 2}
     found = ob.align(Tokens(), to=Tokens(), objective=ob.Midpoint(LOSS), data=[batch], steps=3)
     assert found.cost <= found.start_cost
+
+
+def test_a_later_batch_without_a_target_is_refused():
+    with pytest.raises(TypeError, match="a batch must have a target"):
+        ob.align(mlp(1), to=mlp(), objective=ob.Midpoint(LOSS), data=[(X, Y), X], steps=3)
+
+
+def test_a_loss_may_ignore_the_target():
+    found = ob.align(mlp(1), to=mlp(), objective=ob.Midpoint(lambda out, _: out.square().mean()), data=[(X, None)], steps=3)
+    assert found.cost <= found.start_cost
+
+
+@pytest.mark.parametrize("call", [ob.align, lambda a, b, data: ob.merge([a, b], data=data)])
+def test_a_loader_that_shuffles_leaves_the_generator_alone(call):
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=16, shuffle=True)
+    models, before = (mlp(1), mlp()), torch.get_rng_state()
+    call(*models, data=loader)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_example_inputs_come_from_the_data():

@@ -133,7 +133,7 @@ def _read_data(objective: Objective, data: Any) -> Iterable[Any] | None:
     data = objective.data if data is None else data
     if data is None and objective.needs_data:
         raise ValueError(f"{type(objective).__name__} needs data: give data=, an iterable of (inputs, target) batches")
-    return None if data is None else check_data(data)
+    return None if data is None else check_data(data, objective.needs_target)
 
 
 def _read_init(init: Any) -> Permutation | Method | None:

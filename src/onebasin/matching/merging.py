@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from onebasin.landscape.batches import check_data
-from onebasin.landscape.calibration import RepairForm
+from onebasin.landscape.calibration import RepairForm, check_form
 from onebasin.landscape.calibration import repair as repair_statistics
 from onebasin.matching.alignment import Alignment, AlignOptions, align, permute_model
 from onebasin.matching.checks import check_call, check_callback, find_symmetry
@@ -126,7 +126,7 @@ def _read_repair(
         return None, None
     if not isinstance(repair, str):
         return "repair", check_data(repair)
-    check_choice("repair", repair, *get_args(RepairForm))
+    check_form("repair", repair)
     if repair != "bias" and data is None:
         raise ValueError(f"repair={repair!r} measures the networks: give data=, or take repair='bias', which needs none")
     return cast(RepairForm, repair), None if data is None else check_data(data)
