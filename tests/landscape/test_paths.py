@@ -281,5 +281,5 @@ def test_a_plane_shows_itself_in_short():
 
 
 def test_a_form_of_repair_that_is_none_is_refused_before_a_symmetry_is_asked_for():
-    with pytest.raises(ValueError, match="repair must be one of 'repair', .*, got 'bogus'"):
+    with pytest.raises(ValueError, match=r"repair must be one of 'repair', .*, got 'bogus'"):
         linear_path(mlp(0), mlp(1), loss, repair="bogus")  # type: ignore[arg-type]
