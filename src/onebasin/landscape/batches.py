@@ -38,16 +38,8 @@ def check_data(data: Any, needs_target: bool = False) -> Iterable[Any]:
         TypeError: if it is no such thing, or can be read only once.
         ValueError: if it has no batches.
     """
-    if isinstance(data, tuple) and data and all(isinstance(part, Tensor) for part in data):
-        if len(data) != 2 or not all(part.dim() for part in data):
-            shapes = ", ".join(str(tuple(part.shape)) for part in data)
-            raise TypeError(
-                f"a tuple of tensors must be a pair (inputs, targets), got the shapes {shapes}; give batches as a list"
-            )
-        inputs, targets = data
-        if len(inputs) != len(targets):
-            raise ValueError(f"data has {len(inputs)} inputs and {len(targets)} targets; it needs as many of both")
-        data = list(zip(inputs.split(_SPLIT_SIZE), targets.split(_SPLIT_SIZE), strict=True))
+    if isinstance(data, tuple) and all(isinstance(part, Tensor) for part in data):
+        data = _read_tensors(data)
     if isinstance(data, Tensor | str | Mapping) or not isinstance(data, Iterable):
         raise TypeError(f"data must be an iterable of (inputs, target) batches, such as a DataLoader; got {_kind(data)}")
     if isinstance(data, Iterator):
@@ -57,6 +49,19 @@ def check_data(data: Any, needs_target: bool = False) -> Iterable[Any]:
         raise ValueError("the data has no batches")
     split_batch(first, needs_target)
     return data
+
+
+def _read_tensors(tensors: tuple[Tensor, ...]) -> Iterable[Any]:
+    """Batches of a pair (inputs, targets); or of other tensors that are alike, as ``inputs.split(...)`` returns them."""
+    if len(tensors) == 2 and all(tensor.dim() for tensor in tensors):
+        inputs, targets = tensors
+        if len(inputs) != len(targets):
+            raise ValueError(f"data has {len(inputs)} inputs and {len(targets)} targets; it needs as many of both")
+        return list(zip(inputs.split(_SPLIT_SIZE), targets.split(_SPLIT_SIZE), strict=True))
+    if len({(tensor.dtype, tensor.dim(), tensor.shape[1:]) for tensor in tensors}) > 1:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+        raise TypeError(f"a tuple of tensors must be a pair (inputs, targets), or like batches; got the shapes {shapes}")
+    return tensors
 
 
 def _read_first(data: Iterable[Any]) -> Any:
