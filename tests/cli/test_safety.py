@@ -168,7 +168,7 @@ MATCHING = ("--method", "weight-matching")
         (("align", "other.safetensors", "b.pt", "-o", "c.pt", *MLP), write_other, 3, "is not a checkpoint of this"),
         ((*ALIGN, *MATCHING, "--set", "steps=3"), None, 3, "'weight-matching' has no option 'steps'; it has max_sweeps"),
         ((*ALIGN, "--set", "order=up"), None, 3, "'sinkhorn' has no option 'order'"),
-        ((*ALIGN, "--set", "steps=-1"), None, 3, "steps must be a number at least 0, got -1"),
+        ((*ALIGN, "--set", "steps=-1"), None, 3, "steps must be a whole number of at least 0, got -1"),
         ((*ALIGN, "--set", "steps"), None, 2, "cannot read 'steps': write NAME=VALUE"),
         ((*ALIGN, *MATCHING, "--set", "order=up"), None, 3, "order must be 'anchored' or 'random', got 'up'"),
         ((*ALIGN, "--method", "magic"), None, 2, "'magic' is not one of"),

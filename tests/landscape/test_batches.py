@@ -38,6 +38,11 @@ def test_examples_are_rows_of_the_first_batch():
     assert take_example([]) is None
 
 
+def test_a_split_tensor_is_batches():
+    parts = torch.randn(8, 3).split(3)
+    assert check_data(parts) is parts
+
+
 def test_refusals():
     x = torch.ones(2)
     with pytest.raises(TypeError, match=r"pair \(inputs, target\); got a tuple of 3"):

@@ -8,7 +8,7 @@ from networks import Tied
 from torch import Tensor, nn
 
 import onebasin as ob
-from onebasin.landscape.paths import LinearPath, linear_path, loss_plane
+from onebasin.landscape.paths import LinearPath, Plane, linear_path, loss_plane
 
 
 class Point(nn.Module):
@@ -269,3 +269,17 @@ def test_refusals_of_planes():
         loss_plane(Point(0, 0), Point(4, 0), Point(-1, -2), squared, resolution=1)
     with pytest.raises(ValueError, match="margin"):
         loss_plane(Point(0, 0), Point(4, 0), Point(-1, -2), squared, margin=-1)
+
+
+def test_a_plane_shows_itself_in_short():
+    plane = Plane(
+        [0.0, 1.0], [0.0, 1.0, 2.0], ((0.0, 0.0), (1.0, 0.0), (0.5, 1.0)), {"loss": [[1, 2], [3, math.nan], [5, 4]]}
+    )
+    assert repr(plane) == "Plane(2 x 3 points, loss from 1 to 5)"
+    assert "(0.5, 1)" in plane._repr_html_()
+    assert "nan" in repr(Plane([0.0], [0.0], plane.points, {"loss": [[math.nan]]}))
+
+
+def test_a_form_of_repair_that_is_none_is_refused_before_a_symmetry_is_asked_for():
+    with pytest.raises(ValueError, match=r"repair must be one of 'repair', .*, got 'bogus'"):
+        linear_path(mlp(0), mlp(1), loss, repair="bogus")  # type: ignore[arg-type]

@@ -49,4 +49,5 @@ def test_a_copy_needs_no_method():
     twin = symmetry.random(torch.Generator().manual_seed(1)).apply(model)
     result = ob.align(twin, to=model.state_dict(), symmetry=symmetry)
     assert result.cost == 0
-    assert result.notes[-1] == "The model is a permuted copy of the target: no method was run."
+    assert result.method == "copy detection"
+    assert result.notes == ("The model is a permuted copy of the target: no method was run.",)

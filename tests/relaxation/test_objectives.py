@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 import onebasin as ob
-from onebasin.relaxation.objectives import parameter_keys
+from onebasin.relaxation.objectives import each_tied_once, parameter_keys
 
 
 def small() -> nn.Module:
@@ -93,3 +95,10 @@ def test_refusals(make, message):
 def test_objectives_that_run_the_network_need_it():
     with pytest.raises(TypeError, match="give align modules, not state dicts"):
         ob.Midpoint(loss).bind({})
+
+
+def test_of_tied_keys_the_first_that_is_there_is_kept():
+    by_hand = ob.Symmetry.from_axes({"a": "h i", "b": "h i", "c": "h i", "d": "h"}, free=["h"])
+    symmetry = replace(by_hand, ties=(("a", "b", "c"),))
+    assert each_tied_once("abcd", symmetry) == ("a", "d")
+    assert each_tied_once("dcb", symmetry) == ("d", "b")

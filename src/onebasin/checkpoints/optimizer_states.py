@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from onebasin.relaxation.objectives import each_tied_once
 from onebasin.symmetries import Permutation
 from onebasin.symmetries.optimizers import move_optimizer_state
 
@@ -42,6 +43,5 @@ def move_optimizer(permutation: Permutation, saved: Mapping[str, Any], names: Se
 
 
 def _list_parameters(permutation: Permutation) -> list[str]:
-    repeated = {key for tied in permutation.symmetry.ties for key in tied[1:]}
-    layouts = permutation.symmetry.layouts
-    return [key for key in layouts if key not in repeated and key.rpartition(".")[2] not in _STATISTICS]
+    symmetry = permutation.symmetry
+    return [key for key in each_tied_once(symmetry.layouts, symmetry) if key.rpartition(".")[2] not in _STATISTICS]

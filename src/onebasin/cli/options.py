@@ -42,7 +42,7 @@ Method = Annotated[
     Literal["auto", MethodName],
     _method("--method", metavar="METHOD",
             help="auto (chooses by the data and the size of the networks, and says why), sinkhorn, weight-matching (reads "
-            "tensor by tensor), activation-matching (needs --data) or ste."),
+            "tensor by tensor), activation-matching (needs --data), ste or exchange (from --init)."),
 ]  # fmt: skip
 Objective = Annotated[
     Literal["weight-distance", "midpoint", "random-point"] | None,

@@ -24,42 +24,70 @@ def copy_model(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model).eval()
 
 
-def check_data(data: Any) -> Iterable[Any]:
+def check_data(data: Any, needs_target: bool = False) -> Iterable[Any]:
     """A user's data as batches that can be read again and again.
 
     A pair of tensors (inputs, targets) of equal length is cut into batches; everything else must be an iterable of batches
     as `split_batch` takes them. One batch is read.
 
+    Args:
+        data: see above.
+        needs_target: whether to refuse batches without a target.
+
     Raises:
         TypeError: if it is no such thing, or can be read only once.
         ValueError: if it has no batches.
     """
-    if isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, Tensor) and part.dim() for part in data):
-        inputs, targets = data
-        if len(inputs) != len(targets):
-            raise ValueError(f"data has {len(inputs)} inputs and {len(targets)} targets; it needs as many of both")
-        data = list(zip(inputs.split(_SPLIT_SIZE), targets.split(_SPLIT_SIZE), strict=True))
+    if isinstance(data, tuple) and all(isinstance(part, Tensor) for part in data):
+        data = _read_tensors(data)
     if isinstance(data, Tensor | str | Mapping) or not isinstance(data, Iterable):
         raise TypeError(f"data must be an iterable of (inputs, target) batches, such as a DataLoader; got {_kind(data)}")
     if isinstance(data, Iterator):
         raise TypeError(f"data is read several times, and {_kind(data)} can be read once: give a list or a DataLoader")
-    with torch.random.fork_rng(devices=[]):  # a loader that shuffles draws from the user's generator
-        first = next(iter(data), None)
+    first = _read_first(data)
     if first is None:
         raise ValueError("the data has no batches")
-    split_batch(first)
+    split_batch(first, needs_target)
     return data
 
 
-def split_batch(batch: Any) -> tuple[Any, Any]:
+def _read_tensors(tensors: tuple[Tensor, ...]) -> Iterable[Any]:
+    """Batches of a pair (inputs, targets); or of other tensors that are alike, as ``inputs.split(...)`` returns them."""
+    if len(tensors) == 2 and all(tensor.dim() for tensor in tensors):
+        inputs, targets = tensors
+        if len(inputs) != len(targets):
+            raise ValueError(f"data has {len(inputs)} inputs and {len(targets)} targets; it needs as many of both")
+        return list(zip(inputs.split(_SPLIT_SIZE), targets.split(_SPLIT_SIZE), strict=True))
+    if len({(tensor.dtype, tensor.dim(), tensor.shape[1:]) for tensor in tensors}) > 1:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+        raise TypeError(f"a tuple of tensors must be a pair (inputs, targets), or like batches; got the shapes {shapes}")
+    return tensors
+
+
+def _read_first(data: Iterable[Any]) -> Any:
+    """The first batch, None if there is none; a loader that shuffles draws from the user's generator, which is kept."""
+    with torch.random.fork_rng(devices=[]):
+        return next(iter(data), None)
+
+
+def split_batch(batch: Any, needs_target: bool = False) -> tuple[Any, Any]:
     """The inputs and the target of a batch; None where it has no target.
 
     A batch is inputs, a pair (inputs, target), or a dict of keyword inputs, whose entry "labels" is the target. Inputs are
     a tensor, a tuple of arguments or a dict of keyword arguments.
 
+    Args:
+        batch: see above.
+        needs_target: whether to refuse a batch without a target. In (inputs, None) the target is None.
+
     Raises:
-        TypeError: for a tuple or list of another length.
+        TypeError: for a tuple or list of another length, or if there is no target and one is needed.
     """
+    if needs_target and not ("labels" in batch if isinstance(batch, Mapping) else _is_pair(batch)):
+        raise TypeError(
+            f"a batch must have a target: a pair (inputs, target), or a dict with 'labels'; got {_kind(batch)}. "
+            "Where the loss needs none give (inputs, None)"
+        )
     if isinstance(batch, Mapping):
         inputs = {name: value for name, value in batch.items() if name != "labels"}
         return (inputs, batch["labels"]) if "labels" in batch else (batch, None)
@@ -73,6 +101,10 @@ def split_batch(batch: Any) -> tuple[Any, Any]:
     return batch[0], batch[1] if len(batch) == 2 else None
 
 
+def _is_pair(batch: Any) -> bool:
+    return isinstance(batch, tuple | list) and len(batch) > 1  # that there are no more than two is checked anyway
+
+
 def _kind(value: Any) -> str:
     return f"a {type(value).__name__}"
 
@@ -83,7 +115,7 @@ def take_example(data: Iterable[Any]) -> Any:
     >>> take_example([(torch.zeros(8, 3), torch.zeros(8))]).shape
     torch.Size([2, 3])
     """
-    inputs, _ = split_batch(next(iter(data), None))
+    inputs, _ = split_batch(_read_first(data))
     inputs = tuple(inputs) if isinstance(inputs, list) else inputs
     lengths = {value.shape[:1] for value in tree_leaves(inputs) if isinstance(value, Tensor)}
     if len(lengths) != 1 or lengths == {torch.Size()}:

@@ -27,6 +27,20 @@ RepairForm = Literal["repair", "rescale", "closed-form", "bias"]
 """What is put right, and from what; see `repair`."""
 
 
+def check_form(name: str, form: Any) -> None:
+    """Refuse what is no form of repair.
+
+    Args:
+        name: of the argument.
+        form: its value.
+
+    Raises:
+        ValueError: with the forms.
+    """
+    if form not in get_args(RepairForm):
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, get_args(RepairForm)))}, got {form!r}")
+
+
 class Statistics(NamedTuple):
     """Mean and standard deviation of each unit, in float64."""
 
@@ -123,8 +137,7 @@ def repair(
     weights = check_weights(weights, len(endpoints))
     if min(weights) < 0 or not math.isclose(sum(weights), 1, abs_tol=1e-6):
         raise ValueError(f"weights must not be negative and must sum to one, got {weights}")
-    if form not in get_args(RepairForm):
-        raise ValueError(f"form must be one of {', '.join(map(repr, get_args(RepairForm)))}, got {form!r}")
+    check_form("form", form)
     mixed, *states = read_alike([model, *endpoints])
     symmetry = symmetry.bind(model)
     if form == "bias":

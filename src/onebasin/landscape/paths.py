@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from torch import nn
 
 from onebasin.landscape.batch_norm import reset_statistics
 from onebasin.landscape.batches import check_data, copy_model
-from onebasin.landscape.calibration import RepairForm, repair_in_place
+from onebasin.landscape.calibration import RepairForm, check_form, repair_in_place
 from onebasin.plots import plot_path, plot_plane
 from onebasin.plots.tables import html_table
 from onebasin.symmetries import Symmetry
@@ -119,11 +120,13 @@ def linear_path(
     """
     if num_points < 2:
         raise ValueError(f"num_points must be at least 2, for the two ends; got {num_points}")
+    if repair is not None:
+        check_form("repair", repair)
+        if symmetry is None:
+            raise ValueError("repair needs to know which layers make hidden units: give the symmetry of the models")
     states = read_alike([model_a, model_b])
     lambdas = [float(w) for w in np.linspace(0, 1, num_points)]
     mixes = [(1 - w, w) for w in lambdas]
-    if repair is not None and symmetry is None:
-        raise ValueError("repair needs to know which layers make hidden units: give the symmetry of the models")
     prepare = _reset_with(data) if symmetry is None or repair is None else _repair_with(repair, states, data, symmetry)
     return LinearPath(lambdas, _evaluate_mixes(model_a, states, mixes, evaluate, prepare, progress))
 
@@ -148,6 +151,22 @@ class Plane:
     def losses(self) -> list[list[float]]:
         """The grid of losses, a row for each y."""
         return self.metrics["loss"]
+
+    def __repr__(self) -> str:
+        low, high = self._range
+        return f"Plane({len(self.x)} x {len(self.y)} points, loss from {low:.4g} to {high:.4g})"
+
+    def _repr_html_(self) -> str:
+        low, high = self._range
+        models = {f"model {name}": f"({x:.4g}, {y:.4g})" for name, (x, y) in zip("ABC", self.points, strict=True)}
+        rows = {"points": f"{len(self.x)} x {len(self.y)}", "loss": f"{low:.4g} to {high:.4g}", **models}
+        return html_table(list(rows.items()))
+
+    @property
+    def _range(self) -> tuple[float, float]:
+        """The smallest and the largest loss that is a number; NaN if none is."""
+        known = [loss for row in self.losses for loss in row if not math.isnan(loss)]
+        return min(known, default=math.nan), max(known, default=math.nan)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the contours of the loss, with the three models. Needs ``onebasin[plots]``."""

@@ -12,21 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.landscape.normalised_twin import make_twin
-from onebasin.matching.checks import check_init, check_method_data, check_models, find_symmetry, read_data
+from onebasin.matching.checks import check_call, check_models, find_symmetry
 from onebasin.matching.copies import find_copy
-from onebasin.matching.methods import Match, Method, MethodName, MethodOptions, make_method
-from onebasin.matching.methods.base import check_option
+from onebasin.matching.methods import Match, Method, MethodName, MethodOptions
 from onebasin.matching.methods.weight_matching import sweep
 from onebasin.matching.problem import Entry, Problem
 from onebasin.matching.recommendation import AUTO, recommend
 from onebasin.plots.tables import html_table
-from onebasin.relaxation.objectives import Function, Objective, as_objective, parameter_keys
+from onebasin.relaxation.objectives import Function, Objective, each_tied_once, parameter_keys
 from onebasin.symmetries import Permutation, Symmetry
 from onebasin.tensors.progress import Progress, show_progress
 from onebasin.tensors.seeding import seeded
 from onebasin.tensors.states import Model, StateDict, read_state
 from onebasin.torch_internals import tree_map
 
+COPY_DETECTION = "copy detection"
+"""The method of an alignment whose model is a permuted copy of the target."""
 _NUM_JUDGED = 4  # batches that hard permutations are compared on
 
 
@@ -42,7 +43,7 @@ class Alignment:
         history: an entry per step or sweep, with the method ("by") that made it.
         converged: whether the method stopped by itself, not by its limit.
         seconds: how long it took.
-        method: by which method.
+        method: by which method; "copy detection" if the model is a permuted copy of the target, so that none was run.
         notes: what was done beside it, and why, in sentences.
         logits: of "sinkhorn", where its descent ended: give them as ``logits=`` (with the same `init`) to go on from there.
     """
@@ -75,6 +76,20 @@ class Alignment:
         return html_table(list(rows.items()))
 
 
+class AlignOptions(MethodOptions, total=False):
+    """The arguments of `align` that `merge` passes on, for keyword arguments."""
+
+    objective: Objective | Function | None
+    data: Any
+    init: Permutation | MethodName | Method | None
+    groups: Iterable[str] | str | None
+    restarts: int
+    detect_copy: bool
+    polish: bool | None
+    progress: bool | Progress
+    callback: Callable[[Entry], None] | None
+
+
 def align(
     model: Model,
     to: Model,
@@ -93,7 +108,7 @@ def align(
     callback: Callable[[Entry], None] | None = None,
     **options: Unpack[MethodOptions],
 ) -> Alignment:
-    """Permute a model's hidden units so that it costs least beside another one.
+    """Permute a model's hidden units so that the objective, for example the distance to the other's parameters, is smallest.
 
     Args:
         model: the model to permute; it is left untouched. Lazy states, such as checkpoints, are read tensor by tensor if the
@@ -101,8 +116,9 @@ def align(
         to: the model to align it to, of the same architecture. Their types and devices may differ.
         example_inputs: to trace the symmetry with; not needed if `symmetry` or `data` is given.
         symmetry: from `onebasin.symmetry` or `Symmetry.from_axes`. One written by hand is verified if inputs are known.
-        method: "sinkhorn" (the paper), "weight-matching", "activation-matching" (needs `data`), "ste", one of those with its
-            options, such as ``Sinkhorn(steps=50)``, or "auto", which chooses and says why in `Alignment.notes`.
+        method: "sinkhorn" (the paper), "weight-matching", "activation-matching" (needs `data`), "ste", "exchange" (best with
+            `init`), one of those with its options, such as ``Sinkhorn(steps=50)``, or "auto", which chooses and says why in
+            `Alignment.notes`.
         objective: what to minimise: `WeightDistance`, `Midpoint`, `RandomPoint`, or any function
             ``(params, target, batch) -> scalar``; `WeightDistance()` if None.
         data: an iterable of (inputs, target) batches that can be read more than once, such as a list or a loader, or a pair
@@ -110,7 +126,8 @@ def align(
             batches, which are read once.
         init: start from this permutation, or from what another method finds; the result costs no more than that.
         groups: decide only the groups whose names match one of these (shell patterns); the others stay as they are.
-        seed: for everything random, also for loaders that shuffle by PyTorch's own generator.
+        seed: for everything random, also for loaders that shuffle by PyTorch's global generator, which is left as it was.
+            A loader with a generator of its own is read in its own order.
         restarts: further runs, each from a random permutation, until none can cost less; the best result is kept.
         detect_copy: if the objective uses no data, first see whether the model is a permuted copy of the target.
         polish: end with sweeps of weight matching where they lower the cost; if None, after "sinkhorn" without data.
@@ -131,26 +148,20 @@ def align(
     0.0
     """
     begin = time.perf_counter()
-    goal = as_objective(objective)
-    check_option("restarts", restarts, at_least=0)
-    check_init(init)
-    notes: list[str] = []
-    named = None if method == AUTO else make_method(method, options)
-    if named is None and (options or objective is not None):
-        named = make_method("sinkhorn", options)
-        notes.append("sinkhorn was chosen: it minimises any objective.")
-    first = make_method(init, {}) if isinstance(init, str) else init
-    batches = read_data(goal, data)
-    for each in (named, first):
-        if isinstance(each, Method):
-            check_method_data(each, model, batches)
+    call = check_call(
+        [model], symmetry=symmetry, method=method, objective=objective, data=data, init=init, groups=groups, seed=seed,
+        restarts=restarts, detect_copy=detect_copy, polish=polish, progress=progress, callback=callback, **options,
+    )  # fmt: skip
     check_models(model, to)
-    symmetry = find_symmetry(model, example_inputs, symmetry, batches)
-    chosen = symmetry.restrict(groups)
+    symmetry = find_symmetry([model, to], example_inputs, symmetry, call.data)
+    chosen = symmetry.restrict(call.groups)
+    named, notes = call.method, []
     if named is None:
-        has_data = batches is not None and isinstance(model, nn.Module)
+        has_data = call.data is not None and isinstance(model, nn.Module)
         named, reason = recommend(chosen, read_state(model), read_state(to), has_data)
-        notes.append(f"{named.name} was chosen: {reason}.")
+        notes = [f"{named.name} was chosen: {reason}."]
+    elif method == AUTO:
+        notes = ["sinkhorn was chosen: it minimises any objective."]
     history: list[Entry] = []
 
     def report(entry: Entry) -> None:
@@ -158,13 +169,17 @@ def align(
         if callback is not None:
             callback(entry)
 
-    lazily = named.reads_lazily and not goal.uses_data and (first is None or _reads_lazily(first))
+    lazily = named.reads_lazily and not call.objective.uses_data and (call.init is None or _reads_lazily(call.init))
     with show_progress(progress) as show, seeded(seed, read_state(to).device):
-        problem = _make_problem(model, to, chosen, goal, batches, lazily)
+        problem = _make_problem(model, to, chosen, call.objective, call.data, lazily)
         problem = replace(problem, seed=seed, report=report, progress=show)
         start_cost = problem.cost(chosen.identity())
         search = _Search(problem, symmetry, named, polish)
-        found = search.find(first, restarts, detect_copy and not named.resumes, notes)
+        found = search.find_copy() if detect_copy and not named.resumes else None
+        if found is not None:
+            by, notes = COPY_DETECTION, ["The model is a permuted copy of the target: no method was run."]
+        else:
+            by, found = named.name, search.find(call.init, restarts)
     return Alignment(
         model=permute_model(model, found.permutation),
         permutation=found.permutation,
@@ -173,7 +188,7 @@ def align(
         history=history,
         converged=found.converged,
         seconds=time.perf_counter() - begin,
-        method=named.name,
+        method=by,
         notes=tuple(notes),
         logits=found.logits,
     )
@@ -199,16 +214,20 @@ class _Search:
     method: Method
     polish: bool | None
 
-    def find(self, init: Permutation | Method | None, restarts: int, detect_copy: bool, notes: list[str]) -> Match:
-        """The best match; its permutation is of all groups. The notes say so if no method was run."""
+    def find_copy(self) -> Match | None:
+        """The permutation that makes both models equal, if there is one and the objective uses no data."""
+        problem = self.problem
+        if problem.objective.uses_data or not problem.symmetry.groups or (copied := find_copy(problem)) is None:
+            return None
+        cost = problem.cost_of_copy(copied)
+        problem.report({"step": 0, "hard": cost, "best": cost, "by": COPY_DETECTION})
+        return Match(self._embed(copied), cost, converged=True)
+
+    def find(self, init: Permutation | Method | None, restarts: int) -> Match:
+        """The best match; its permutation is of all groups."""
         problem, groups = self.problem, self.problem.symmetry
         if not groups.groups:
             return Match(self.symmetry.identity(), problem.cost(groups.identity()), converged=True)
-        if detect_copy and not problem.objective.uses_data and (copied := find_copy(problem)) is not None:
-            notes[:] = ["The model is a permuted copy of the target: no method was run."]
-            cost = problem.cost_of_copy(copied)
-            problem.report({"step": 0, "hard": cost, "best": cost, "by": "copy detection"})
-            return Match(self._embed(copied), cost, converged=True)
         self.method.check(problem)
         best: Match | None = None
         for attempt, start in enumerate(self._starts(init, restarts)):
@@ -268,8 +287,7 @@ def _make_problem(
     source, target = (read_state(m) if lazily else read_state(m).load() for m in (model, to))
     if lazily and (source.is_lazy or target.is_lazy):
         source, target = source.lazily(), target.lazily()
-    repeated = {key for tied in symmetry.ties for key in [k for k in tied if k in target][1:]}
-    keys = tuple(key for key in parameter_keys(model if isinstance(model, nn.Module) else target) if key not in repeated)
+    keys = each_tied_once(parameter_keys(model if isinstance(model, nn.Module) else target), symmetry)
     if not keys:
         raise ValueError("the model has no floating parameters to align")
     device, dtype = target.device, torch.promote_types(source.dtype, target.dtype)

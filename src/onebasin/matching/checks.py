@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from onebasin.landscape.batches import check_data, take_example
-from onebasin.matching.methods import METHODS, Method
-from onebasin.relaxation.objectives import Objective
+from onebasin.matching.methods import METHODS, Method, make_method
+from onebasin.matching.methods.base import check_count, check_flag
+from onebasin.matching.recommendation import AUTO
+from onebasin.relaxation.objectives import Objective, as_objective
 from onebasin.symmetries import Permutation, Symmetry
 from onebasin.tensors.comparison import check_alike, check_finite
 from onebasin.tensors.states import Model, read_state
@@ -28,43 +31,135 @@ def check_models(source: Model, target: Model) -> None:
     check_finite(states)
 
 
-def check_method_data(method: Method, model: Model, data: Any) -> None:
-    """Refuse a method that runs the networks where there are no modules or no data.
+@dataclass(frozen=True)
+class Call:
+    """The arguments that `align` and `merge` share, checked; see `align`.
+
+    Attributes:
+        method: None if it is to be chosen for the problem.
+        init: a method by itself, not by its name.
+        objective: never None.
+        data: batches that can be read again and again: those of the call, or else those that came with the objective.
+        groups: patterns of names.
+    """
+
+    method: Method | None
+    init: Permutation | Method | None
+    objective: Objective
+    data: Iterable[Any] | None
+    groups: list[str] | None
+
+
+def check_call(
+    models: Sequence[Model],
+    /,
+    *,
+    symmetry: Any = None,
+    method: Any = AUTO,
+    objective: Any = None,
+    data: Any = None,
+    init: Any = None,
+    groups: Any = None,
+    seed: Any = 0,
+    restarts: Any = 0,
+    detect_copy: Any = True,
+    polish: Any = None,
+    progress: Any = False,
+    callback: Any = None,
+    **options: Any,
+) -> Call:
+    """Check what can be checked without tracing or running a model; the arguments are those of `align`.
+
+    Args:
+        models: those to permute.
+        symmetry: likewise.
+        method: likewise; without a name, options and objectives are for "sinkhorn".
+        objective: likewise.
+        data: likewise.
+        init: likewise.
+        groups: likewise.
+        seed: likewise.
+        restarts: likewise.
+        detect_copy: likewise.
+        polish: likewise.
+        progress: likewise.
+        callback: likewise.
+        **options: likewise.
 
     Raises:
-        ValueError: saying what is missing.
+        ValueError: if something is missing or out of range.
+        TypeError: if something is of the wrong kind.
     """
-    if method.looks_at_activations and (data is None or not isinstance(model, nn.Module)):
+    if symmetry is not None and not isinstance(symmetry, Symmetry):
+        raise TypeError(f"symmetry must come from onebasin.symmetry or Symmetry.from_axes, got {symmetry!r}")
+    goal = as_objective(objective)
+    named = None
+    if method != AUTO:
+        named = make_method(method, options)
+    elif options or objective is not None:
+        named = make_method("sinkhorn", options)
+    check_count("seed", seed)
+    check_count("restarts", restarts, at_least=0)
+    check_flag("detect_copy", detect_copy)
+    check_flag("polish", polish, optional=True)
+    if not callable(progress):
+        check_flag("progress", progress)
+    check_callback("callback", callback)
+    call = Call(named, _read_init(init), goal, _read_data(goal, data), _read_groups(groups))
+    for each in (call.method, call.init):
+        if isinstance(each, Method):
+            _check_method_data(each, models, call.data)
+    return call
+
+
+def check_callback(name: str, value: Any) -> None:
+    """Refuse what cannot be called.
+
+    Raises:
+        TypeError: saying so.
+    """
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be a function or None, got {value!r}")
+
+
+def _check_method_data(method: Method, models: Sequence[Model], data: Any) -> None:
+    """Refuse a method that runs the networks where there are no modules or no data."""
+    if method.looks_at_activations and (data is None or not all(isinstance(model, nn.Module) for model in models)):
         raise ValueError(f"{method.name} looks at activations: it needs modules, and data= with batches of inputs")
 
 
-def read_data(objective: Objective, data: Any) -> Iterable[Any] | None:
-    """The batches of the call, or those that came with the objective.
-
-    Raises:
-        ValueError: if the objective needs data and there is none, or the data is empty.
-    """
+def _read_data(objective: Objective, data: Any) -> Iterable[Any] | None:
+    """The batches of the call, or those that came with the objective."""
     data = objective.data if data is None else data
     if data is None and objective.needs_data:
         raise ValueError(f"{type(objective).__name__} needs data: give data=, an iterable of (inputs, target) batches")
-    return None if data is None else check_data(data)
+    return None if data is None else check_data(data, objective.needs_target)
 
 
-def check_init(init: Any) -> None:
-    """Refuse what a start cannot be.
-
-    Raises:
-        ValueError: with what it can be.
-    """
-    if init is not None and not isinstance(init, Permutation | Method) and init not in METHODS:
+def _read_init(init: Any) -> Permutation | Method | None:
+    if init is None or isinstance(init, Permutation | Method):
+        return init
+    if not isinstance(init, str) or init not in METHODS:
         raise ValueError(f"init must be a Permutation or one of {', '.join(map(repr, METHODS))}, got {init!r}")
+    return make_method(init, {})
 
 
-def find_symmetry(model: Model, example_inputs: Any, symmetry: Symmetry | None, data: Iterable[Any] | None) -> Symmetry:
-    """The symmetry of a model: traced, or as given. One written by hand is verified if inputs are known.
+def _read_groups(groups: Any) -> list[str] | None:
+    if groups is None or isinstance(groups, str):
+        return None if groups is None else [groups]
+    patterns = list(groups) if isinstance(groups, Iterable) else [groups]
+    if not isinstance(groups, Iterable) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise TypeError(f"groups must be names of groups, or shell patterns such as 'conv*'; got {groups!r}")
+    return patterns
+
+
+def find_symmetry(
+    models: Sequence[Model], example_inputs: Any, symmetry: Symmetry | None, data: Iterable[Any] | None
+) -> Symmetry:
+    """The symmetry of models: traced, or as given. One written by hand is verified if inputs are known.
 
     Args:
-        model: whose symmetry.
+        models: of one architecture; the first module among them is traced or verified.
         example_inputs: to trace or verify it with; those of the first batch of the data if None.
         symmetry: if it is known.
         data: batches, if any.
@@ -72,6 +167,7 @@ def find_symmetry(model: Model, example_inputs: Any, symmetry: Symmetry | None, 
     Raises:
         ValueError: if there is neither a symmetry nor anything to trace, or if it does not hold.
     """
+    model = next((each for each in models if isinstance(each, nn.Module)), models[0])
     if example_inputs is None and data is not None:
         example_inputs = take_example(data)
     if symmetry is not None:

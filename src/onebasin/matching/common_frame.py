@@ -85,7 +85,7 @@ class _Search:
         return {name: plan.to(self.device) for name, plan in plans_of(permutation, self.dtype).items()}
 
     def _evaluate(self, plans: Sequence[Plans]) -> Tensor:
-        """F, a tensor at a time of all models."""
+        """The objective F, summed tensor by tensor over all models."""
         layouts, parents = self.symmetry.layouts, self.symmetry.parents
         soft = [mix_all(state, layouts, each, parents) for state, each in zip(self.states, plans, strict=True)]
         total = torch.zeros((), dtype=torch.float64, device=self.device)

@@ -79,7 +79,7 @@ def _compare(problem: Problem, group: Group, prints: list[tuple[Tensor, Tensor]]
     A row that has its twin among the columns then has its largest score there, and the assignment need not be solved.
     """
     symmetry = problem.symmetry
-    if not prints:  # a parent, which counts through its children
+    if not prints:  # a parent group: its score comes from its children, added when the plans are hardened
         return torch.zeros(plan_shape(symmetry, group), device=problem.device)
     target, source = (torch.stack(numbers, -1) for numbers in zip(*prints, strict=True))
     units = list(range(target.dim() - 1))

@@ -5,25 +5,26 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, Unpack, cast, get_args
 
 import torch
 from torch import nn
 
 from onebasin.landscape.batches import check_data
-from onebasin.landscape.calibration import RepairForm
+from onebasin.landscape.calibration import RepairForm, check_form
 from onebasin.landscape.calibration import repair as repair_statistics
-from onebasin.matching.alignment import Alignment, align, permute_model
-from onebasin.matching.checks import find_symmetry
+from onebasin.matching.alignment import Alignment, AlignOptions, align, permute_model
+from onebasin.matching.checks import check_call, check_callback, find_symmetry
 from onebasin.matching.common_frame import find_common_frame
 from onebasin.matching.methods import Method, MethodName
-from onebasin.matching.methods.base import check_choice
+from onebasin.matching.methods.base import check_choice, check_count
 from onebasin.matching.recommendation import AUTO
-from onebasin.relaxation.objectives import parameter_keys
+from onebasin.relaxation.objectives import each_tied_once, parameter_keys
 from onebasin.symmetries import Permutation, Symmetry
+from onebasin.tensors.comparison import check_alike
 from onebasin.tensors.interpolation import check_weights, interpolate
 from onebasin.tensors.progress import Progress, show_progress
-from onebasin.tensors.states import LazyState, Model, read_state
+from onebasin.tensors.states import Model, read_state
 
 Reference = Literal["first", "mean", "common"]
 """What models are aligned to; see `merge`."""
@@ -41,7 +42,7 @@ def merge(
     seed: int = 0,
     on_aligned: Callable[[list[Permutation]], None] | None = None,
     on_alignment: Callable[[int, Alignment], None] | None = None,
-    **options: Any,
+    **options: Unpack[AlignOptions],
 ) -> Any:
     """Align models of one architecture and average them.
 
@@ -66,22 +67,33 @@ def merge(
         A new module of the first one's type, dtype and device; of states, a state, and of lazy ones a lazy one.
 
     Raises:
-        ValueError: if there are fewer than two models, or the weights do not fit.
+        ValueError: before any work is done, if there are fewer than two models, they or the weights do not fit, or something
+            is missing or out of range.
+        TypeError: likewise, for an option that the method does not have, or data that is no data.
     """
+    if "to" in options:
+        raise TypeError("merge has no argument to=: what the models are aligned to is reference='first', 'mean' or 'common'")
     models = list(models)
     if len(models) < 2:
         raise ValueError(f"merging needs at least two models, got {len(models)}")
     shares = check_weights(weights, len(models), normalise=True)
     check_choice("reference", reference, *get_args(Reference))
-    form, batches = _read_repair(repair, options.get("data"))
+    check_count("max_rounds", max_rounds, at_least=0)
+    check_callback("on_aligned", on_aligned)
+    check_callback("on_alignment", on_alignment)
+    moved = models if reference == "mean" else models[1:]
+    call = check_call(moved, symmetry=symmetry, method=method, seed=seed, **options)
+    form, batches = _read_repair(repair, call.data)
     if form is not None and not all(isinstance(model, nn.Module) for model in models):
         raise ValueError("repair needs the networks: give modules, not state dicts")
-    traced = next((model for model in models if isinstance(model, nn.Module)), models[0])
-    symmetry = find_symmetry(traced, example_inputs, symmetry, options.get("data"))
-    arguments: dict[str, Any] = {"symmetry": symmetry, "method": method, "seed": seed, **options}
+    states = [read_state(model) for model in models]
+    for number, state in enumerate(states[1:], start=2):
+        check_alike(states[0], state, "the first model", f"model {number}")
+    symmetry = find_symmetry(models, example_inputs, symmetry, call.data)
+    options |= {"data": call.data, "groups": call.groups}  # what can be read only once has been read
 
     def align_model(number: int, model: Model, to: Model) -> Alignment:
-        result = align(model, to, **arguments)
+        result = align(model, to, symmetry=symmetry, method=method, seed=seed, **options)
         if on_alignment is not None:
             on_alignment(number, result)
         return result
@@ -96,7 +108,7 @@ def merge(
         frame.align_to_means(shares, max_rounds, seed, align_model)
     elif reference == "common" and len(models) > 2:
         with show_progress(options.get("progress", False)) as report:
-            frame.align_all(shares, symmetry.restrict(options.get("groups")), report)
+            frame.align_all(shares, symmetry.restrict(call.groups), report)
     if on_aligned is not None:
         on_aligned(frame.permutations)
     merged = _average(frame.aligned, shares)
@@ -114,7 +126,7 @@ def _read_repair(
         return None, None
     if not isinstance(repair, str):
         return "repair", check_data(repair)
-    check_choice("repair", repair, *get_args(RepairForm))
+    check_form("repair", repair)
     if repair != "bias" and data is None:
         raise ValueError(f"repair={repair!r} measures the networks: give data=, or take repair='bias', which needs none")
     return cast(RepairForm, repair), None if data is None else check_data(data)
@@ -158,15 +170,14 @@ class _Frame:
                 if result.cost < result.start_cost and not result.permutation.is_identity:
                     moved, self.permutations[i] = True, result.permutation @ self.permutations[i]
                     # A lazy state is permuted at every reading: once, however often it was moved.
-                    lazy = isinstance(self.models[i], LazyState)
+                    lazy = read_state(self.models[i]).is_lazy
                     self.aligned[i] = self.permutations[i].apply(self.models[i]) if lazy else result.model
             if not moved:
                 return
 
     def align_all(self, shares: list[float], symmetry: Symmetry, progress: Progress) -> None:
         """Align all models at once, from where they are now."""
-        repeated = {key for keys in symmetry.ties for key in keys[1:]}
-        keys = [key for key in parameter_keys(self.models[0]) if key not in repeated]
+        keys = each_tied_once(parameter_keys(self.models[0]), symmetry)
         given = [read_state(model) for model in self.aligned]
         device, dtype = given[0].device, torch.promote_types(given[0].dtype, torch.float32)
         states = [{key: state[key].detach().to(device, dtype) for key in keys} for state in given]

@@ -73,8 +73,15 @@ class Problem:
         return self.source.map(lambda key, value: permutation.move(value, layouts[key]))
 
     def advance(self, current: State, update: Permutation, total: Permutation, keys: Iterable[str]) -> State:
-        """The source permuted by `total`, given as it is `current`ly and by the `update` that moves only `keys`."""
-        if current.is_lazy:  # what was moved before is nowhere kept
+        """The source permuted by `total`, computed from an earlier permuted source where that is in memory.
+
+        Args:
+            current: the source as it was permuted before the update.
+            update: the last permutation in `total`.
+            total: all permutations so far, with the update.
+            keys: the tensors that the update moves.
+        """
+        if current.is_lazy:  # it keeps no tensors: each reading permutes the source again
             return self.permuted(total)
         return StateDict({**current, **{key: update.move(current[key], self.symmetry.layouts[key]) for key in keys}})
 

@@ -45,7 +45,7 @@ def recommend(symmetry: Symmetry, source: State, target: State, has_data: bool) 
 
 
 def _flops_per_step(symmetry: Symmetry) -> float:
-    """Of a descent on the distance of parameters: five products per tensor, with the plans of its groups."""
+    """Floating-point operations per step of a descent on WeightDistance: five products per tensor with its groups' plans."""
     total = 0.0
     for layout in symmetry.layouts.values():
         widths = [f.size for term in layout for f in factors(term) if f.name in symmetry.groups]

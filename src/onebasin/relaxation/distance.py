@@ -202,7 +202,7 @@ def _add_up(kind: Kind, residual: Tensor) -> Tensor:
 
 
 def _find_group(layout: Layout, symmetry: Symmetry) -> str | None:
-    """The group whose units a vector has an entry each of; None for any other tensor."""
+    """The group with one unit per entry of a vector; None for any other tensor."""
     match layout:
         case (Factor(_, str() as name),) if not symmetry.parents.get(name, ("",)):
             return name
@@ -210,7 +210,7 @@ def _find_group(layout: Layout, symmetry: Symmetry) -> str | None:
 
 
 def _find_chain(source: Tensor, target: Tensor, layout: Layout, symmetry: Symmetry) -> _Chain | None:
-    """None if something else than one plain plan, or two, moves the tensor."""
+    """The chain of a tensor that one or two groups without parents move, each along one axis; None for any other tensor."""
     groups = symmetry.groups
     block, *others = unroll(layout, groups.keys(), source, target)
     moved = [axis for axis, name in enumerate(block.labels) if name in groups]

@@ -31,6 +31,7 @@ class Objective(ABC):
     Attributes:
         uses_data: whether a call looks at its batch. If not, data is not read for it.
         needs_data: whether it cannot do without.
+        needs_target: whether every batch must have a target.
         can_be_captured: whether a call does the same operations each time and never waits for the device, so that a CUDA
             graph can hold it.
         data: batches that were given with the objective, if any.
@@ -40,6 +41,7 @@ class Objective(ABC):
 
     uses_data: ClassVar[bool] = True
     needs_data: ClassVar[bool] = False
+    needs_target: ClassVar[bool] = False
     can_be_captured: ClassVar[bool] = False
     data: Iterable[Any] | None = None
     repaired: bool = False
@@ -58,7 +60,7 @@ class Objective(ABC):
         return self(params, target, batch)
 
     def of_plans(self, source: Params, target: Params, symmetry: Symmetry) -> SoftDistance | None:
-        """The same cost as a function of the plans that move `source`, if there is a way that never moves it as a whole."""
+        """The cost as a function of plans, if it can be computed without building the permuted network; else None."""
         return None
 
 
@@ -100,6 +102,13 @@ def parameter_keys(model: Model) -> tuple[str, ...]:
         if value.is_floating_point() and key.rpartition(".")[2] not in ("running_mean", "running_var"):
             first.setdefault(id(value), key)
     return tuple(first.values())
+
+
+def each_tied_once(keys: Iterable[str], symmetry: Symmetry) -> tuple[str, ...]:
+    """The keys, without those that are tied to one before them in `Symmetry.ties`."""
+    kept = dict.fromkeys(keys)
+    repeated = {key for tied in symmetry.ties for key in [k for k in tied if k in kept][1:]}
+    return tuple(key for key in kept if key not in repeated)
 
 
 @dataclass(frozen=True)
@@ -168,6 +177,7 @@ class _OnTheLine(Objective):
     model: nn.Module | None = None
 
     needs_data: ClassVar[bool] = True
+    needs_target: ClassVar[bool] = True
     can_be_captured: ClassVar[bool] = True
 
     def bind(self, model: Model) -> Self:
@@ -193,7 +203,7 @@ class _OnTheLine(Objective):
                 floating = isinstance(value, Tensor) and value.is_floating_point()
                 done[id(value)] = _between(target[key], value, weight) if floating else value
             mixed[key] = done[id(value)]
-        inputs, expected = split_batch(batch)
+        inputs, expected = split_batch(batch, needs_target=True)
         return self.loss(call_model(self.model, inputs, mixed), expected)
 
 

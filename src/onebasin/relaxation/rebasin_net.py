@@ -89,7 +89,7 @@ class RebasinNet(nn.Module):
         return {name: plan * _scale(plan.shape[-1], mass, self.tau) for name, plan in plans.items()}
 
     def unstack(self, batches: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Of matrices stacked by size, as `stacked_plans` returns them, those of every group, as views."""
+        """The matrices of every group, as views into those stacked by size, as `stacked_plans` returns them."""
         result = {}
         for size, shapes in self._members.items():
             # One split: the gradient of a slice would be a batch of zeros with the slice in it.

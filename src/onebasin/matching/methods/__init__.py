@@ -75,8 +75,8 @@ def make_method(method: str | Method, options: Mapping[str, Any]) -> Method:
         if options:
             raise TypeError(f"{next(iter(options))!r} is an option: give it to {type(method).__name__}(...)")
         return method
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r}")
+    if not isinstance(method, str) or method not in METHODS:
+        raise ValueError(f"method must be one of 'auto', {', '.join(map(repr, METHODS))}, got {method!r}")
     known = [field.name for field in fields(METHODS[method])]  # type: ignore[arg-type]
     for name in options:
         if name not in known:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.landscape.batches import run_batches
-from onebasin.matching.methods.base import Match, Method, check_option
+from onebasin.matching.methods.base import Match, Method, check_count
 from onebasin.matching.methods.weight_matching import sweep
 from onebasin.matching.problem import Problem
 from onebasin.matching.scores import innermost_axes, member_blocks, products, reduce_to
@@ -43,7 +43,7 @@ class ActivationMatching(Method):
     looks_at_activations: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_option("num_batches", self.num_batches, at_least=1)
+        check_count("num_batches", self.num_batches, at_least=1, optional=True)
 
     def match(self, problem: Problem) -> Match:
         """One pass over the data, then an assignment per group."""
@@ -104,10 +104,11 @@ def _collect(network: nn.Module, sites: set[Site], batch: Any) -> dict[Site, Ten
 
 
 @dataclass
-class _Moments:
-    """Of one group at a place of a site, where the activations are: means, sums of squares and of products about them.
+class _JointMoments:
+    """Running means, squares and cross products of one group's activations at one site.
 
-    Batches are centred by their own means and merged as Chan, Golub and LeVeque (1979) do.
+    They stay on the device of the activations; squares and products are about the means. Batches are centred by their own
+    means and merged as Chan, Golub and LeVeque (1979) do.
     """
 
     group: str
@@ -117,7 +118,7 @@ class _Moments:
     squares: list[Tensor]
     products: Tensor
 
-    def add(self, other: _Moments) -> None:
+    def add(self, other: _JointMoments) -> None:
         """Take in what another batch gave."""
         total = self.count + other.count
         share, weight = other.count / total, self.count * other.count / total
@@ -138,7 +139,7 @@ class _Correlations:
 
     def __init__(self, symmetry: Symmetry, site: Site):
         self.symmetry, self.site = symmetry, site
-        self.moments: dict[tuple[int, int], _Moments] = {}  # by block and axis
+        self.moments: dict[tuple[int, int], _JointMoments] = {}  # by block and axis
 
     def add(self, target: Tensor, source: Tensor) -> None:
         """Take in one batch of activations of both networks."""
@@ -152,7 +153,7 @@ class _Correlations:
                 else:
                     self.moments[number, axis] = found
 
-    def _measure(self, block: Block, axis: int, chain: list[int]) -> _Moments:
+    def _measure(self, block: Block, axis: int, chain: list[int]) -> _JointMoments:
         groups, name = self.symmetry.groups, block.labels[axis] or ""
         means, squares, centred = [], [], []
         for values in block.tensors:
@@ -162,7 +163,7 @@ class _Correlations:
             squares.append(reduce_to(centred[-1].square(), chain).double())
         found = products(self.symmetry, centred[0], centred[1], chain, block.labels).double()
         count = block.tensors[0].numel() / means[0].numel()
-        return _Moments(name, [p in groups for p in groups[name].parents], count, means, squares, found)
+        return _JointMoments(name, [p in groups for p in groups[name].parents], count, means, squares, found)
 
     def correlations(self) -> Iterator[tuple[str, Tensor]]:
         """For each group at the site its correlations."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -65,19 +66,53 @@ class Method(ABC):
         """Find a permutation; every entry of the history goes to ``problem.report``."""
 
 
-def check_option(name: str, value: Any, at_least: float | None = None, above: float | None = None, below: float = math.inf):
-    """Refuse a number outside its range; None stands for a default and is let through.
+def check_number(
+    name: str,
+    value: Any,
+    at_least: float = -math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+    optional: bool = False,
+) -> None:
+    """Refuse what is no number, or one outside its range.
 
     Raises:
         ValueError: with the range.
     """
-    if value is None:
+    _check_range(name, value, Real, "a number", at_least, above, below, optional)
+
+
+def check_count(name: str, value: Any, at_least: float = -math.inf, optional: bool = False) -> None:
+    """Refuse what is no whole number, or too small a one.
+
+    Raises:
+        ValueError: with the smallest.
+    """
+    _check_range(name, value, Integral, "a whole number", at_least, -math.inf, math.inf, optional)
+
+
+def _check_range(
+    name: str, value: Any, kind: type, what: str, at_least: float, above: float, below: float, optional: bool
+) -> None:
+    if optional and value is None:
         return
-    fits = isinstance(value, int | float) and value < below
-    if not fits or (at_least is not None and not value >= at_least) or (above is not None and not value > above):
-        bounds = [f"at least {at_least:g}"] if at_least is not None else [f"above {above:g}"]
-        bounds += [f"below {below:g}"] if below < math.inf else []
-        raise ValueError(f"{name} must be a number {' and '.join(bounds)}, got {value!r}")
+    fits = isinstance(value, kind) and not isinstance(value, bool)
+    if fits and at_least <= value < below and value > above:
+        return
+    limits = {"of at least": at_least, "above": above, "below": below}
+    bounds = " and ".join(f"{word} {limit:g}" for word, limit in limits.items() if math.isfinite(limit))
+    expected = f"{what} {bounds}".strip() + (" or None" if optional else "")
+    raise ValueError(f"{name} must be {expected}, got {value!r}")
+
+
+def check_flag(name: str, value: Any, optional: bool = False) -> None:
+    """Refuse what is neither True nor False.
+
+    Raises:
+        ValueError: saying so.
+    """
+    if not isinstance(value, bool) and not (optional and value is None):
+        raise ValueError(f"{name} must be {'True, False or None' if optional else 'True or False'}, got {value!r}")
 
 
 def check_choice(name: str, value: Any, *choices: str) -> None:
@@ -86,6 +121,6 @@ def check_choice(name: str, value: Any, *choices: str) -> None:
     Raises:
         ValueError: with the choices.
     """
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         *others, last = map(repr, choices)
         raise ValueError(f"{name} must be {', '.join(others)} or {last}, got {value!r}")

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from onebasin.descent.cuda_graphs import CapturedStep
-from onebasin.matching.methods.base import Match, Method, check_option
+from onebasin.matching.methods.base import Match, Method, check_count, check_number
 from onebasin.matching.methods.weight_matching import score
 from onebasin.matching.problem import Problem
 from onebasin.relaxation.hardening import carry_to_parents
@@ -62,10 +62,10 @@ class Exchange(Method):
 
     def __post_init__(self) -> None:
         for name in ("rounds", "num_gradient", "num_trial", "num_confirm"):
-            check_option(name, getattr(self, name), at_least=1)
-        check_option("candidates", self.candidates, above=0)
-        check_option("damping", self.damping, at_least=0)
-        check_option("max_seconds", self.max_seconds, above=0)
+            check_count(name, getattr(self, name), at_least=1)
+        check_number("candidates", self.candidates, above=0)
+        check_number("damping", self.damping, at_least=0)
+        check_number("max_seconds", self.max_seconds, above=0, optional=True)
 
     def match(self, problem: Problem) -> Match:
         """Descend from the identity."""

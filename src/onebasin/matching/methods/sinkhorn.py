@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from onebasin.descent.adam import Optimizer, make_adam
 from onebasin.descent.cuda_graphs import CapturedStep
-from onebasin.matching.methods.base import Match, Method, check_choice, check_option
+from onebasin.matching.methods.base import Match, Method, check_choice, check_count, check_flag, check_number
 from onebasin.matching.problem import Problem
 from onebasin.operator.implicit import choose_backend
 from onebasin.relaxation.distance import SoftDistance
@@ -20,7 +21,7 @@ from onebasin.relaxation.plans import plan_shape
 from onebasin.relaxation.rebasin_net import SOLVER_STEPS, RebasinNet
 from onebasin.symmetries import Permutation, Symmetry
 
-_ADAM = "adam."  # before the names of Adam's moments, where logits are saved
+_LOGITS, _ADAM = "logits.", "adam."  # before the names of logits, and of Adam's moments, where both are saved
 
 
 @dataclass(frozen=True)
@@ -69,18 +70,33 @@ class Sinkhorn(Method):
     is_polished: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_option("steps", self.steps, at_least=0)
-        check_option("patience", self.patience, at_least=0)
-        for name in ("num_iters", "solver_steps", "check_every"):
-            check_option(name, getattr(self, name), at_least=1)
-        for name in ("lr", "tau", "final_tau"):
-            check_option(name, getattr(self, name), above=0)
-        check_option("mass", self.mass, above=0, below=1)
-        check_option("noise", self.noise, at_least=0)
+        check_count("steps", self.steps, at_least=0)
+        check_count("patience", self.patience, at_least=0)
+        check_count("num_iters", self.num_iters, at_least=1)
+        check_count("solver_steps", self.solver_steps, at_least=1)
+        check_count("check_every", self.check_every, at_least=1, optional=True)
+        check_number("lr", self.lr, above=0)
+        check_number("tau", self.tau, above=0)
+        check_number("final_tau", self.final_tau, above=0, optional=True)
+        check_number("mass", self.mass, above=0, below=1)
+        check_number("noise", self.noise, at_least=0)
+        check_flag("capture", self.capture, optional=True)
+        self._check_logits()
         check_choice("start", self.start, "identity", "scaled", "random")
         check_choice("gradient", self.gradient, "implicit", "unrolled")
         if self.capture and self.final_tau is not None:
             raise ValueError("capture=True needs a tau that stays as it is: final_tau must be None")
+
+    def _check_logits(self) -> None:
+        given = self.logits
+        if given is None:
+            return
+        if not isinstance(given, Mapping) or not all(isinstance(value, Tensor) for value in given.values()):
+            raise TypeError(
+                f"logits must be a dict of tensors, such as the logits of an Alignment; got a {type(given).__name__}"
+            )
+        if wrong := [key for key in given if not str(key).startswith((_LOGITS, _ADAM))]:
+            raise ValueError(f"logits must come from an Alignment or a RebasinNet, which have no key {wrong[0]!r}")
 
     @property
     def resumes(self) -> bool:
@@ -88,7 +104,8 @@ class Sinkhorn(Method):
         return self.logits is not None
 
     def check(self, problem: Problem) -> None:
-        """Refuse plans that cannot fit into memory."""
+        """Refuse logits of another problem, and plans that cannot fit into memory."""
+        self._check_shapes(problem.symmetry)
         if self.capture and problem.device.type != "cuda":
             raise ValueError(f"capture=True needs models on CUDA, these are on {problem.device}")
         needed, available = plan_memory(problem.symmetry, problem.dtype), available_memory(problem.device)
@@ -97,6 +114,18 @@ class Sinkhorn(Method):
                 f"the plans need about {needed / 2**30:.1f} GiB, {available / 2**30:.1f} GiB are free: "
                 "use method='weight-matching', or choose fewer groups="
             )
+
+    def _check_shapes(self, symmetry: Symmetry) -> None:
+        """Refuse logits that are not stacked as `RebasinNet` stacks those of this symmetry."""
+        if self.logits is None:
+            return
+        counts: Counter[int] = Counter()
+        for group in symmetry.groups.values():
+            counts[group.size] += math.prod(plan_shape(symmetry, group)[:-2])
+        expected = {f"{_LOGITS}{size}": (count, size, size) for size, count in counts.items()}
+        given = {key: tuple(value.shape) for key, value in self.logits.items() if key.startswith(_LOGITS)}
+        if given != expected:
+            raise ValueError(f"logits belong to another problem: this one has the shapes {expected}, got {given}")
 
     def match(self, problem: Problem) -> Match:
         """Descend from the start that the options name."""

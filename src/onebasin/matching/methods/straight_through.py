@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from onebasin.matching.methods.base import Match, Method, check_option
+from onebasin.matching.methods.base import Match, Method, check_count, check_number
 from onebasin.matching.methods.weight_matching import sweep
 from onebasin.matching.problem import Problem, ignore
 from onebasin.tensors.states import StateDict
@@ -36,10 +36,10 @@ class StraightThrough(Method):
     name: ClassVar[str] = "ste"
 
     def __post_init__(self) -> None:
-        check_option("steps", self.steps, at_least=0)
-        check_option("lr", self.lr, above=0)
-        check_option("max_sweeps", self.max_sweeps, at_least=1)
-        check_option("patience", self.patience, at_least=0)
+        check_count("steps", self.steps, at_least=0)
+        check_number("lr", self.lr, above=0)
+        check_count("max_sweeps", self.max_sweeps, at_least=1)
+        check_count("patience", self.patience, at_least=0)
 
     def match(self, problem: Problem) -> Match:
         """Project, differentiate at the projection, step, and keep the best projection."""

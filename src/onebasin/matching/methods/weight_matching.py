@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from onebasin.matching.methods.base import Match, Method, check_choice, check_option
+from onebasin.matching.methods.base import Match, Method, check_choice, check_count
 from onebasin.matching.problem import Problem
 from onebasin.matching.scores import innermost_axes, member_blocks, products
 from onebasin.relaxation.hardening import harden, joint_groups
@@ -45,7 +45,7 @@ class WeightMatching(Method):
     reads_lazily: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_option("max_sweeps", self.max_sweeps, at_least=1)
+        check_count("max_sweeps", self.max_sweeps, at_least=1)
         check_choice("order", self.order, "anchored", "random")
 
     def match(self, problem: Problem) -> Match:
