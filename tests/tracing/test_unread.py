@@ -118,3 +118,16 @@ def test_loops_of_many_steps():
 
     symmetry = ob.symmetry(two_layers(forward), torch.rand(2, 400, 4), verify=False)
     assert [group.size for group in symmetry.groups.values()] == [8]
+
+
+def test_what_is_computed_and_dropped_is_read():
+    """Another call may return it, and reads the parameters in the same way."""
+
+    def forward(self, x):
+        h = self.first(x).relu()
+        torch.tanh(self.pooler(h))
+        return self.last(h)
+
+    symmetry = ob.symmetry(two_layers(forward, pooler=nn.Linear(8, 8)), torch.rand(3, 4), verify=False)
+    assert symmetry.groups["first"].size == 8
+    assert not symmetry.unread

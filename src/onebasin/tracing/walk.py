@@ -78,7 +78,7 @@ class _Walk:
             self.trace.modules += results.found
 
     def _find_read_atoms(self) -> None:
-        """Add the atoms of parameters whose entries the outputs depend on to the trace, from the outputs backwards.
+        """Add the atoms of parameters whose entries some result depends on to the trace, from the last results backwards.
 
         An atom that an operation carries to its result is read if it is read there. One that ends in the operation is read
         by it, unless the operation only moves entries (a slice), or sums it against constants.
@@ -88,7 +88,10 @@ class _Walk:
         for node in reversed(self.program.graph.nodes):
             if node.op == "output":
                 read.update({n: atoms[n] for n in node.all_input_nodes})
-            elif node.op == "call_function" and node in read:
+                continue
+            if node.op == "call_function" and not node.users and operation_name(node) not in MOVING:  # computed and dropped
+                read[node] = atoms[node]
+            if node.op == "call_function" and node in read:
                 results = [node] if isinstance(self.values[node], tuple) else [n for n in node.users if n in read]
                 made = set().union(*(atoms[n] for n in results))
                 idle = {leaf for atom in self.idle.get(node, ()) for leaf in leaves(atom)}
