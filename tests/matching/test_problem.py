@@ -56,9 +56,9 @@ def test_batches_come_again_without_end():
 def test_a_cost_is_the_mean_over_the_judged_batches():
     a, b = pair()
     objective = ob.Midpoint(nn.functional.cross_entropy)
-    problem = problem_of(b, a, objective, batches=DATA, judged=DATA)
+    problem = problem_of(b, a, objective, batches=DATA, compared=DATA)
     identity = problem.symmetry.identity()
-    alone = [replace(problem, judged=[batch]).cost(identity) for batch in DATA]
+    alone = [replace(problem, compared=[batch]).cost(identity) for batch in DATA]
     assert alone[0] != alone[1]
     assert problem.cost(identity) == pytest.approx(sum(alone) / 2)
 

@@ -1,1 +1,1 @@
-"""Steps of an optimiser, recorded as CUDA graphs where that is possible."""
+"""Steps of an optimiser, captured in CUDA graphs where that is possible."""

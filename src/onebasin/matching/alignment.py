@@ -28,7 +28,7 @@ from onebasin.torch_internals import tree_map
 
 COPY_DETECTION = "copy detection"
 """The method of an alignment whose model is a permuted copy of the target."""
-_NUM_JUDGED = 4  # batches that hard permutations are compared on
+_NUM_COMPARED = 4  # batches that hard permutations are compared on
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def align(
         problem = _make_problem(model, to, chosen, call.objective, call.data, lazily)
         problem = replace(problem, seed=seed, report=report, progress=show)
         start_cost = problem.cost(chosen.identity())
-        search = _Search(problem, symmetry, named, polish)
+        search = _Pipeline(problem, symmetry, named, polish)
         found = search.find_copy() if detect_copy and not named.resumes else None
         if found is not None:
             by, notes = COPY_DETECTION, ["The model is a permuted copy of the target: no method was run."]
@@ -199,7 +199,7 @@ def _reads_lazily(init: Permutation | Method) -> bool:
 
 
 @dataclass(frozen=True)
-class _Search:
+class _Pipeline:
     """A copy, or the best of several attempts by a method.
 
     Attributes:
@@ -280,7 +280,7 @@ class _Search:
 def _make_problem(
     model: Model, to: Model, symmetry: Symmetry, objective: Objective, data: Iterable[Any] | None, lazily: bool
 ) -> Problem:
-    """Both states on the device of the target and in one type, the objective bound, the judged batches read."""
+    """Both states on the device of the target and in one type, and the objective bound."""
     if objective.repaired and data is not None and isinstance(model, nn.Module):
         twins = [make_twin(each, symmetry, data) for each in (model, _fill(model, to))]
         (model, symmetry), (to, _) = (twin or (each, symmetry) for twin, each in zip(twins, (model, to), strict=True))
@@ -299,10 +299,10 @@ def _make_problem(
             module = copy.deepcopy(module).to(device, dtype)
     bound = objective.bind(module if module is not None else StateDict({key: target.shapes[key] for key in keys}))
     batches = None if data is None else _MovedBatches(data, device, dtype)
-    judged: Sequence[Any] = ()
+    compared: Sequence[Any] = ()
     if batches is not None and objective.uses_data:
-        judged = [batch for batch, _ in zip(batches, range(_NUM_JUDGED), strict=False)]
-    return Problem(symmetry, source, target, keys, bound, batches, judged, module)
+        compared = [batch for batch, _ in zip(batches, range(_NUM_COMPARED), strict=False)]
+    return Problem(symmetry, source, target, keys, bound, batches, compared, module)
 
 
 def _fill(model: nn.Module, state: Model) -> nn.Module:

@@ -52,7 +52,7 @@ def find_common_frame(
     Returns:
         The rounded plans or, if F is lower there, the starts.
     """
-    search = _Search(states, symmetry, shares)
+    search = _FrankWolfe(states, symmetry, shares)
     plans = [search.plans_of(start) for start in starts]
     value, idle = search.value(plans), 0
     for step in range(max_iters):
@@ -71,7 +71,7 @@ def find_common_frame(
     return [back @ permutation for permutation in best]
 
 
-class _Search:
+class _FrankWolfe:
     def __init__(self, states: Sequence[Mapping[str, Tensor]], symmetry: Symmetry, shares: Sequence[float]):
         self.states, self.symmetry, self.shares = states, symmetry, shares
         some = next(iter(states[0].values()))

@@ -34,7 +34,7 @@ class Problem:
         keys: the parameters, each tied tensor once.
         objective: bound to the architecture.
         batches: the data, if any, on the computing device; read again from the start each time.
-        judged: the batches that hard permutations are compared on; empty if the objective uses no data.
+        compared: the batches that hard permutations are compared on; empty if the objective uses no data.
         model: the architecture, for methods that look at activations.
         seed: for everything random.
         report: called with every entry of the history.
@@ -47,7 +47,7 @@ class Problem:
     keys: tuple[str, ...]
     objective: Objective
     batches: Iterable[Any] | None = None
-    judged: Sequence[Any] = ()
+    compared: Sequence[Any] = ()
     model: nn.Module | None = None
     seed: int = 0
     report: Callable[[Entry], None] = ignore
@@ -113,9 +113,9 @@ class Problem:
         )
 
     def cost_of(self, params: State) -> float:
-        """The cost of hard parameters: the mean over the batches that are judged."""
+        """The cost of hard parameters: the mean over the batches that permutations are compared on."""
         with torch.no_grad():
-            if not self.judged:
+            if not self.compared:
                 return float(self.objective.judge(params, self.target, None))
-            costs = [self.objective.judge(self.fresh(params), self.target, batch) for batch in self.judged]
+            costs = [self.objective.judge(self.fresh(params), self.target, batch) for batch in self.compared]
             return float(torch.stack(costs).mean())

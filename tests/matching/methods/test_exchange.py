@@ -8,7 +8,7 @@ from networks import CASES
 from torch import nn
 
 import onebasin as ob
-from onebasin.matching.methods.exchange import _exchange_effects, _make_disjoint, _Search, _take_lowest
+from onebasin.matching.methods.exchange import _exchange_effects, _make_disjoint, _ExchangeSearch, _take_lowest
 from onebasin.matching.problem import Problem
 from onebasin.relaxation.objectives import as_objective, parameter_keys
 from onebasin.tensors.states import read_state
@@ -29,7 +29,7 @@ def test_first_order_effects_are_the_changes_of_a_linear_cost(name):
     state = read_state(model)
     only = {key: state[key] for key in keys}
     problem = Problem(symmetry, state, state, keys, as_objective(lambda params, _, batch: random_cost(params, only, batch)))
-    search = _Search(ob.Exchange(), problem)
+    search = _ExchangeSearch(ob.Exchange(), problem)
     gradients = replace(problem, target=search._differentiate(None))
     for group in symmetry.groups.values():
         effects = _exchange_effects(gradients, search.current, group)

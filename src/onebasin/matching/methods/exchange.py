@@ -69,7 +69,7 @@ class Exchange(Method):
 
     def match(self, problem: Problem) -> Match:
         """Descend from the identity."""
-        search = _Search(self, problem)
+        search = _ExchangeSearch(self, problem)
         begin = time.perf_counter()
         generator = torch.Generator().manual_seed(problem.seed)
         groups = list(problem.symmetry.groups.values())
@@ -91,7 +91,7 @@ Pair = tuple[int, ...]
 """An exchange within a group: the element of each parent, and two units."""
 
 
-class _Search:
+class _ExchangeSearch:
     """The source as it is permuted so far, and what has been tried."""
 
     def __init__(self, options: Exchange, problem: Problem):
@@ -109,7 +109,7 @@ class _Search:
             return self.problem.objective.judge(self.problem.fresh(params), self.problem.target, batch)
 
     def finish(self, converged: bool) -> Match:
-        """Never worse than the start on the batches that are judged."""
+        """Never worse than the start on the batches that permutations are compared on."""
         identity = self.problem.symmetry.identity()
         costs = {id(p): self.problem.cost(p) for p in (self.total, identity)}
         best = self.total if costs[id(self.total)] <= costs[id(identity)] else identity

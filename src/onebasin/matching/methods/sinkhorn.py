@@ -47,7 +47,7 @@ class Sinkhorn(Method):
         logits: go on from here: the `logits` of an `Alignment` of the same problem, which hold the moments of Adam too, or
             the ``state_dict()`` of a `RebasinNet`, with which Adam starts anew.
         solver_steps: the most steps of the implicit gradient's solver; see `RebasinNet`.
-        capture: on CUDA, record a step as a graph and replay it. By default done with the objectives of this package at a
+        capture: on CUDA, capture a step in a graph and replay it. By default done with the objectives of this package at a
             fixed tau in float32; an objective of your own must do the same at every call and never wait for the device.
     """
 
@@ -135,7 +135,7 @@ class Sinkhorn(Method):
             optimizer.load_moments(moments)
         capture = self._can_be_captured(problem, net) if self.capture is None else self.capture
         take_step = CapturedStep(make_step(problem, net, optimizer), capture, problem.device)
-        search = _Search(problem)
+        search = _Descent(problem)
         stream = problem.stream()
         small = not problem.objective.uses_data and max(map(int, net.logits), default=0) <= 128
         check_every = self.check_every or (1 if small else 5)
@@ -234,7 +234,7 @@ def available_memory(device: torch.device) -> int | None:
         return None
 
 
-class _Search:
+class _Descent:
     """The best hard permutation so far, the identity to begin with: no result costs more than the start."""
 
     def __init__(self, problem: Problem):
