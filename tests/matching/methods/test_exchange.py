@@ -8,7 +8,7 @@ from networks import CASES
 from torch import nn
 
 import onebasin as ob
-from onebasin.matching.methods.exchange import _exchange_effects, _make_disjoint, _ExchangeSearch, _take_lowest
+from onebasin.matching.methods.exchange import _exchange_effects, _ExchangeSearch, _make_disjoint, _take_lowest
 from onebasin.matching.problem import Problem
 from onebasin.relaxation.objectives import as_objective, parameter_keys
 from onebasin.tensors.states import read_state
