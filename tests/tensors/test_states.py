@@ -97,7 +97,7 @@ def test_states_are_merged_lazily():
         assert isinstance(merged, LazyState)
         for key, value in model.state_dict().items():
             torch.testing.assert_close(merged[key], value)
-    with pytest.raises(ValueError, match="repair runs the networks"):
+    with pytest.raises(ValueError, match="repair needs the networks"):
         ob.merge([lazily(model), *twins], symmetry=symmetry, repair=[torch.zeros(1, 3)])
 
 

@@ -291,7 +291,7 @@ RECORDED = {
     replace_a_parameter: [],
     draw_a_mask: [],
     draw_from_a_generator: [],
-    differentiate: [],  # the last layer meets nothing but a derivative of one
+    differentiate: [8, 2],  # the sum that is differentiated is computed and dropped
     call_as_a_function: [8],
     drop_in_place: [8],
 }

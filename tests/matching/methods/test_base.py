@@ -2,27 +2,33 @@
 
 import pytest
 
-from onebasin.matching.methods.base import Match, Method, check_choice, check_option
+from onebasin.matching.methods.base import Match, Method, check_choice, check_count, check_flag, check_number
 
 
 @pytest.mark.parametrize(
-    ("value", "bounds", "message"),
+    ("check", "value", "bounds", "message"),
     [
-        (-1, {"at_least": 0}, "steps must be a number at least 0, got -1"),
-        (0, {"above": 0}, "steps must be a number above 0, got 0"),
-        (1.0, {"above": 0, "below": 1}, "steps must be a number above 0 and below 1, got 1.0"),
-        (float("nan"), {"at_least": 0}, "got nan"),
-        ("3", {"at_least": 0}, "got '3'"),
+        (check_count, -1, {"at_least": 0}, "steps must be a whole number of at least 0, got -1"),
+        (check_count, 2.5, {"at_least": 0}, "got 2.5"),
+        (check_count, True, {"at_least": 0}, "got True"),
+        (check_count, None, {"at_least": 0}, "got None"),
+        (check_number, 0, {"above": 0}, "steps must be a number above 0, got 0"),
+        (check_number, 1.0, {"above": 0, "below": 1}, "steps must be a number above 0 and below 1, got 1.0"),
+        (check_number, float("nan"), {"at_least": 0}, "got nan"),
+        (check_number, "3", {"at_least": 0}, "got '3'"),
+        (check_flag, "no", {}, "steps must be True or False, got 'no'"),
     ],
 )
-def test_numbers_outside_their_range_are_refused(value, bounds, message):
+def test_values_outside_their_range_are_refused(check, value, bounds, message):
     with pytest.raises(ValueError, match=message):
-        check_option("steps", value, **bounds)
+        check("steps", value, **bounds)
 
 
-@pytest.mark.parametrize(("value", "bounds"), [(0, {"at_least": 0}), (0.5, {"above": 0, "below": 1}), (None, {"above": 0})])
-def test_numbers_in_their_range_and_defaults_are_taken(value, bounds):
-    check_option("steps", value, **bounds)
+def test_values_in_their_range_and_defaults_are_taken():
+    check_count("steps", 0, at_least=0)
+    check_number("lr", 0.5, above=0, below=1)
+    check_number("lr", None, above=0, optional=True)
+    check_flag("polish", None, optional=True)
 
 
 def test_other_words_are_refused():

@@ -36,5 +36,5 @@ def test_it_stops_when_its_patience_ends():
 
 @pytest.mark.parametrize("options", [{"steps": -1}, {"lr": 0}, {"max_sweeps": 0}, {"patience": -1}])
 def test_options_are_checked(options):
-    with pytest.raises(ValueError, match=f"{next(iter(options))} must be a number"):
+    with pytest.raises(ValueError, match=f"{next(iter(options))} must be a (whole )?number"):
         StraightThrough(**options)
