@@ -111,7 +111,7 @@ def test_merge_refuses_the_same(arguments, message, inputs):
         ({"max_rounds": -1}, "max_rounds must be a whole number of at least 0, got -1"),
         ({"to": mlp()}, "merge has no argument to="),
         ({"on_aligned": 3}, "on_aligned must be a function or None, got 3"),
-        ({"on_alignment": 3}, "on_alignment must be a function or None, got 3"),
+        ({"on_result": 3}, "on_result must be a function or None, got 3"),
         ({"stepps": 3}, "'sinkhorn' has no option 'stepps'"),
     ],
 )

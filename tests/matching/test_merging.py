@@ -54,7 +54,7 @@ def test_every_alignment_is_reported(reference):
     models = [mlp(seed) for seed in range(3)]
     alignments, permutations = [], []
     arguments = {"method": "weight-matching", "reference": reference}
-    ob.merge(models, X, on_alignment=lambda *found: alignments.append(found), on_aligned=permutations.extend, **arguments)
+    ob.merge(models, X, on_result=lambda *found: alignments.append(found), on_aligned=permutations.extend, **arguments)
     assert [number for number, _ in alignments][:2] == [1, 2]
     assert all(alignment.method == "weight-matching" for _, alignment in alignments)
     if reference == "first":
@@ -74,7 +74,7 @@ def test_forms_of_repair_have_names(form):
     models = [mlp(seed) for seed in range(2)]
     options = {"example_inputs": X, "method": "weight-matching", "data": [X]}
     aligned = []
-    merged = ob.merge(models, repair=form, on_alignment=lambda _, found: aligned.append(found.model), **options)
+    merged = ob.merge(models, repair=form, on_result=lambda _, found: aligned.append(found.model), **options)
     plain = ob.merge(models, **options)
     found = ob.repair(plain, [models[0], *aligned], [X], ob.symmetry(models[0], X), form=form)
     for key, value in merged.state_dict().items():

@@ -19,7 +19,6 @@ from onebasin.landscape.batches import copy_model
 from onebasin.landscape.calibration import find_layers, measure_units
 from onebasin.symmetries import Symmetry
 from onebasin.symmetries.layout import Layout
-from onebasin.tensors.states import StateDict, read_state_dict
 
 _NORMS: Mapping[type[nn.Module], Any] = {
     nn.Linear: nn.BatchNorm1d,
@@ -90,22 +89,3 @@ def _extend_symmetry(symmetry: Symmetry, paths: Collection[str]) -> Symmetry:
 def _twin_key(key: str, paths: Collection[str]) -> str:
     path, _, name = key.rpartition(".")
     return f"{path}.layer.{name}" if path in paths else key
-
-
-def fold_norms(twin: nn.Module, model: nn.Module) -> StateDict:
-    """The state of the network without norms that computes what a twin computes in eval mode.
-
-    Args:
-        twin: of that network, with the statistics that its norms are to use.
-        model: the architecture without norms.
-    """
-    state = read_state_dict(twin)
-    wrapped = {path: module for path, module in twin.named_modules() if isinstance(module, NormalisedLayer)}
-    result = StateDict({key: state[_twin_key(key, wrapped)].clone() for key in read_state_dict(model)})
-    for path, module in wrapped.items():
-        norm = module.norm
-        scale = norm.weight.detach() / (norm.running_var + norm.eps).sqrt()
-        weight = result[f"{path}.weight"]
-        result[f"{path}.weight"] = weight * scale.view(-1, *[1] * (weight.dim() - 1))
-        result[f"{path}.bias"] = (result[f"{path}.bias"] - norm.running_mean) * scale + norm.bias.detach()
-    return result

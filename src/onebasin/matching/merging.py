@@ -41,7 +41,7 @@ def merge(
     max_rounds: int = 10,
     seed: int = 0,
     on_aligned: Callable[[list[Permutation]], None] | None = None,
-    on_alignment: Callable[[int, Alignment], None] | None = None,
+    on_result: Callable[[int, Alignment], None] | None = None,
     **options: Unpack[AlignOptions],
 ) -> Any:
     """Align models of one architecture and average them.
@@ -60,7 +60,7 @@ def merge(
         max_rounds: the most rounds over the models with ``reference="mean"``.
         seed: for everything random.
         on_aligned: called with what was done to each model, before they are averaged.
-        on_alignment: called after each alignment with the number of the model that it moved, from zero, and its result.
+        on_result: called after each alignment with the number of the model that it moved, from zero, and its result.
         **options: passed to `onebasin.align`.
 
     Returns:
@@ -80,7 +80,7 @@ def merge(
     check_choice("reference", reference, *get_args(Reference))
     check_count("max_rounds", max_rounds, at_least=0)
     check_callback("on_aligned", on_aligned)
-    check_callback("on_alignment", on_alignment)
+    check_callback("on_result", on_result)
     moved = models if reference == "mean" else models[1:]
     call = check_call(moved, symmetry=symmetry, method=method, seed=seed, **options)
     form, batches = _read_repair(repair, call.data)
@@ -94,8 +94,8 @@ def merge(
 
     def align_model(number: int, model: Model, to: Model) -> Alignment:
         result = align(model, to, symmetry=symmetry, method=method, seed=seed, **options)
-        if on_alignment is not None:
-            on_alignment(number, result)
+        if on_result is not None:
+            on_result(number, result)
         return result
 
     results = [align_model(number, model, models[0]) for number, model in enumerate(models[1:], start=1)]

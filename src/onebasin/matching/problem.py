@@ -97,6 +97,11 @@ class Problem:
         counted = {key for tied in self.symmetry.ties for key in tied} | set(self.keys)
         return StateDict({k: v.clone() if isinstance(v, Tensor) and k not in counted else v for k, v in params.items()})
 
+    def substitute(self, state: Mapping[str, Any], live: Mapping[str, Tensor]) -> StateDict:
+        """A state with other tensors in place of some of its own, everywhere they are tied, and buffers of its own."""
+        first = {key: keys[0] for keys in self.symmetry.ties for key in keys}
+        return self.fresh({key: live.get(key, live.get(first.get(key, key), value)) for key, value in state.items()})
+
     def cost(self, permutation: Permutation) -> float:
         """The cost of a hard permutation."""
         if self.objective.uses_data:

@@ -23,7 +23,7 @@ from torch.fx import Graph, Node
 from torch.overrides import TorchFunctionMode
 
 from onebasin.programs.calls import Call, list_outputs
-from onebasin.programs.constants import PLAIN, ConstantMemory, Makings, find_memory
+from onebasin.programs.constants import PLAIN, ConstantMemory, Makings
 from onebasin.programs.failures import (
     ModuleFails,
     NeedsValues,
@@ -51,6 +51,7 @@ from onebasin.programs.shapes import (
     written_arguments,
 )
 from onebasin.programs.snapshots import ModuleSnapshot
+from onebasin.programs.views import Views
 from onebasin.torch_internals import (
     TorchDispatchMode,
     below_autograd,
@@ -144,10 +145,6 @@ _READING_SIZES = {Tensor.shape.__get__, *_named(Tensor, "size", "numel", "neleme
 for _owner in (torch, Tensor):
     _READING_SIZES |= _named(_owner, "unbind", "split", "chunk", "tensor_split")
 _READING_OPERATIONS = _named(torch.ops.aten, "item", "_local_scalar_dense", "is_nonzero", "equal", "allclose")
-_WRITING_BACK = {
-    torch.ops.aten.slice.Tensor: torch.ops.aten.slice_scatter.default,
-    torch.ops.aten.select.int: torch.ops.aten.select_scatter.default,
-}
 _FACTORIES = _named(torch.ops.aten, "new_zeros", "new_ones", "new_full", "new_empty") | _named(
     torch.ops.aten, "zeros_like", "ones_like", "full_like", "empty_like"
 )
@@ -174,12 +171,7 @@ class _Recorder(TorchDispatchMode):
         self._nodes: dict[int, Node] = {}
         self._written: set[int] = set()  # identities of constants that became results
         self._makings = Makings()
-        self._alive: list[Tensor] = []  # an identity is unique among living objects only
-        self._memory: dict[int, object] = {}  # by identity of a tensor: what it shares with its views
-        self._num_views: Counter[object] = Counter()
-        self._results_memory: set[object] = set()  # of results that share it with no parameter, buffer, input or constant
-        self._parts: dict[int, tuple[Tensor, Any, Any, Any]] = {}  # by identity of a view: of what, and how to write it back
-        self._outdated: set[int] = set()  # views of memory that was written through another view since
+        self._views = Views()
         self._shapes = Shapes()
         self._integers = IntegerValues()
         self._lines: dict[str, None] = {}  # of code that reads values of integers
@@ -253,8 +245,7 @@ class _Recorder(TorchDispatchMode):
         device = _find_device(func, args, kwargs, operands)
         if isinstance(metas, Tensor):
             result = self._add_result(node, device, operands, 0 if func in MAY_SHARE else shared[0])
-            if func in _WRITING_BACK:
-                self._parts[id(result)] = (args[0], _WRITING_BACK[func], args[1:], kwargs)
+            self._views.add_part(result, func, args, kwargs)
             return result
         results = []
         for number, meta in enumerate(metas):
@@ -301,8 +292,7 @@ class _Recorder(TorchDispatchMode):
 
     def _find_node(self, tensor: Tensor) -> Node:
         """The node of a tensor. Parameters, buffers, inputs and constants get theirs when they are first read."""
-        if id(tensor) in self._outdated:
-            raise NotRecordable("a tensor is read that was written through another view")
+        self._views.check_read(tensor)
         if id(tensor) not in self._nodes:
             if id(tensor) in self._sources:
                 _, kind, name = self._sources[id(tensor)]
@@ -323,21 +313,12 @@ class _Recorder(TorchDispatchMode):
         if kind not in (InputKind.PARAMETER, InputKind.BUFFER):
             self._given[node.name] = tensor
         self._nodes[id(tensor)] = node
-        self._memory[id(tensor)] = find_memory(tensor)
-        self._num_views[self._memory[id(tensor)]] += 1
+        self._views.add_input(tensor)
 
     def _add_result(self, node: Node, device: torch.device, operands: list[Tensor], shared: int | None) -> Tensor:
         result = _StandIn(node.meta["val"], device)
-        self._alive.append(result)
         self._nodes[id(result)] = node
-        if shared is None:
-            self._memory[id(result)] = object()
-            self._results_memory.add(self._memory[id(result)])
-        else:
-            self._memory[id(result)] = self._memory[id(operands[shared])]
-        if node.target in UNKNOWN_STRIDES:  # what seems to be this very tensor later may be a copy
-            self._results_memory.discard(self._memory[id(result)])
-        self._num_views[self._memory[id(result)]] += 2 if node.target in UNKNOWN_STRIDES else 1
+        self._views.add_result(result, None if shared is None else operands[shared], node.target not in UNKNOWN_STRIDES)
         return result
 
     def _write(self, func: Any, args: Any, kwargs: Any) -> Tensor:
@@ -355,39 +336,25 @@ class _Recorder(TorchDispatchMode):
                 raise NotRecordable(f"{func} fills a tensor with random numbers")
             self._take_constant(target)
         writes_nothing = func is torch.ops.aten.dropout_.default and not args[2]
-        has_views = self._num_views[self._memory[id(target)]] > 1 and not writes_nothing
-        if has_views and self._memory[id(target)] not in self._results_memory:
+        has_views = self._views.has_other_views(target) and not writes_nothing
+        if has_views and not self._views.is_writable(target):
             raise NotRecordable(f"{func} writes a tensor that has other views")
         nodes = map_leaves((args, kwargs), Tensor, self._find_node)
         before, (after, _) = self._nodes[id(target)].meta["val"], self._shapes.compute(variant, nodes)
         if (before.shape, before.dtype) != (after.shape, after.dtype):
             raise NotRecordable(f"{func} casts what it writes")
         self._nodes[id(target)] = self._add_node(variant, nodes, before)
-        if has_views:
-            self._write_back(target)
+        for part, whole, scatter, more, options in self._views.write(target) if has_views else ():
+            value = self._find_node(whole)
+            nodes = (value, self._nodes[id(part)], *more), options
+            self._nodes[id(whole)] = self._add_node(scatter, nodes, value.meta["val"])
         return target
-
-    def _write_back(self, target: Tensor) -> None:
-        """Give what the target is a slice of its new value, and so on. Other views of the same memory must not be read."""
-        current = {id(target)}
-        part = target
-        while id(part) in self._parts:
-            whole, scatter, args, kwargs = self._parts[id(part)]
-            before = self._find_node(whole)
-            self._nodes[id(whole)] = self._add_node(
-                scatter, ((before, self._nodes[id(part)], *args), kwargs), before.meta["val"]
-            )
-            current.add(id(whole))
-            part = whole
-        memory = self._memory[id(target)]
-        self._outdated |= {id(t) for t in self._alive if self._memory[id(t)] is memory} - current
 
     def _take_constant(self, target: Tensor) -> None:
         """Make a constant that is about to be written a node, such as zeros that something is added to."""
         self._constants.take(target)
         self._add_input(target, InputKind.CONSTANT_TENSOR, f"made for {self._modules[-1][0] or 'the model'}")
         self._written.add(id(target))
-        self._alive.append(target)
 
     def _compute_constant(self, func: Any, args: Any, kwargs: Any, operands: list[Tensor]) -> Any:
         if func is torch.ops.aten.lift_fresh.default:  # made from Python numbers or an array, which may be written later

@@ -30,9 +30,7 @@ class Positions(tuple):
     @staticmethod
     def make(axes: Axes, along: AxisTerm, rows: Order | None = None) -> Positions:
         """Mark the axes of a tensor."""
-        result = Positions(axes)
-        result.along, result.rows = along, rows
-        return result
+        return _mark(Positions, axes, along=along, rows=rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,9 +61,7 @@ class Sorting(tuple):
     @staticmethod
     def make(order: Order) -> Sorting:
         """The tensor of an order."""
-        result = Sorting((order.rows,))
-        result.order = order
-        return result
+        return _mark(Sorting, (order.rows,), order=order)
 
 
 class Counts(tuple):
@@ -76,9 +72,7 @@ class Counts(tuple):
     @staticmethod
     def make(positions: Positions) -> Counts:
         """One number for each position."""
-        result = Counts((positions.along,))
-        result.positions = positions
-        return result
+        return _mark(Counts, (positions.along,), positions=positions)
 
 
 class Offsets(tuple):
@@ -89,9 +83,13 @@ class Offsets(tuple):
     @staticmethod
     def make(counts: Counts) -> Offsets:
         """The running sum of counts."""
-        result = Offsets(counts)
-        result.positions = counts.positions
-        return result
+        return _mark(Offsets, counts, positions=counts.positions)
+
+
+def _mark(kind: type[Any], axes: Axes, **attributes: Any) -> Any:
+    result = kind(axes)
+    vars(result).update(attributes)
+    return result
 
 
 def find_original(positions: Positions) -> Positions:

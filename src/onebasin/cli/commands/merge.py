@@ -88,7 +88,7 @@ def merge(
         merged = ob.merge(
             alignment.load(models, run=repair is not None), weights=shares, repair=repair,
             symmetry=models.symmetry, reference=reference, progress=progress, on_aligned=found.permutations.extend,
-            on_alignment=found.add, **alignment.arguments | ({} if repair is None else {"data": alignment.data}),
+            on_result=found.add, **alignment.arguments | ({} if repair is None else {"data": alignment.data}),
         )  # fmt: skip
         state = outputs.cast_like(like, merged)
         write_checkpoint(out, state, like, force, progress)

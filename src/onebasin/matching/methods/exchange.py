@@ -161,9 +161,7 @@ class _ExchangeSearch:
         """The gradient of the objective in the source's parameters."""
         problem = self.problem
         live = {key: self.current[key].detach().requires_grad_() for key in problem.keys}
-        tied = {key: keys[0] for keys in problem.symmetry.ties for key in keys if keys[0] in live}
-        params = {key: live.get(tied.get(key, key), value) for key, value in problem.fresh(self.current).items()}
-        cost = problem.objective(params, problem.target, batch)
+        cost = problem.objective(problem.substitute(self.current, live), problem.target, batch)
         found = torch.autograd.grad(cost, list(live.values()), allow_unused=True, materialize_grads=True)
         return StateDict(zip(live, found, strict=True))
 

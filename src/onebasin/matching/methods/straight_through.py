@@ -63,9 +63,7 @@ class StraightThrough(Method):
             if step - last_gain > self.patience:
                 break
             through = {key: hard[key].detach() + (free[key] - free[key].detach()) for key in problem.keys}
-            tied = {key: keys[0] for keys in problem.symmetry.ties for key in keys if keys[0] in through}
-            params = {key: through.get(tied.get(key, key), value) for key, value in hard.items()}
             optimizer.zero_grad()
-            problem.objective(problem.fresh(params), problem.target, next(stream)).backward()
+            problem.objective(problem.substitute(hard, through), problem.target, next(stream)).backward()
             optimizer.step()
         return Match(best, best_cost, converged=step < self.steps - 1)
