@@ -222,7 +222,8 @@ class Book:
 
     def write_page(self) -> None:
         """Write coverage.md."""
-        (self.folder / "coverage.md").write_text(markdown(self.records, "make coverage", _machine()))
+        untried = [a.name for a in choose("") if (a.library, a.name) not in self.rows]
+        (self.folder / "coverage.md").write_text(markdown(self.records, "make coverage", _machine(), untried))
 
 
 def _machine() -> str:

@@ -82,7 +82,9 @@ def cells(values: Iterable[str]) -> str:
 def summary(records: list[Record]) -> str:
     """Verdicts, shares and times, one line each."""
     made = [r for r in records if r["verdict"] != "not made"]
-    lines = [f"- {len(made)} architectures: {_count(r['verdict'] for r in made)}."]
+    num_wrong = sum("WRONG" in (r["verdict"], r.get("single", {}).get("verdict")) for r in made)
+    verdicts = _count(r["verdict"] for r in made)
+    lines = [f"- {num_wrong or 'None'} of {len(made)} architectures {'are' if num_wrong > 1 else 'is'} wrong: {verdicts}."]
     singles = [r["single"] for r in made if "single" in r]
     if singles:
         verdicts = _count(r["verdict"] for r in singles)
@@ -125,8 +127,8 @@ def _describe_shares(name: str, records: list[Record]) -> str:
     )
 
 
-def markdown(records: list[Record], command: str, machine: str) -> str:
-    """The page of the documentation."""
+def markdown(records: list[Record], command: str, machine: str, untried: list[str]) -> str:
+    """The page of the documentation, with the names of architectures that the run has not come to."""
     made = [r for r in records if r["verdict"] != "not made"]
     lines = [_INTRODUCTION.format(command=command, machine=machine, summary=summary(records))]
     for library in sorted({r["library"] for r in made}):
@@ -138,6 +140,8 @@ def markdown(records: list[Record], command: str, machine: str) -> str:
         lines.append("")
     if left := [r for r in records if r["verdict"] == "not made"]:
         lines += ["## Not made", "", _NOT_MADE, "", ", ".join(r["name"] for r in left) + ".", ""]
+    if untried:
+        lines += ["## Not tried", "", f"The run was ended before these {len(untried)}:", "", ", ".join(untried) + ".", ""]
     return "\n".join(lines)
 
 

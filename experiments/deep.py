@@ -137,9 +137,14 @@ def _measure(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, floa
 
 
 def draw(records: list[dict[str, Any]], folder: Path) -> None:
-    """One table: a row per recipe and method, the mean over pairs."""
+    """The verdict, then one table: a row per recipe and method, the mean over pairs."""
     lines = [
         "# Deep networks by the recipes of the published results, CIFAR-10",
+        "",
+        *(_verdict(recipe, records) for recipe in RECIPES if any(r["config"]["recipe"] == recipe for r in records)),
+        "",
+        "Test accuracy half way between two networks, with statistics put right on 50,000 augmented training images.",
+        "Rows with fewer pairs than others are not comparable with them: see the column of each pair.",
         "",
         f"| network | published | method | ends | half way, plain | repaired | each pair | {' | '.join(OTHER_FORMS)} "
         "| test barrier | seconds | pairs |",
@@ -155,6 +160,23 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "deep.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
+
+
+def _verdict(recipe: str, records: list[dict[str, Any]]) -> str:
+    """The best method on the pairs that all methods have, beside the published number."""
+    found: dict[str, dict[int, float]] = {}
+    for record in records:
+        config = record["config"]
+        if config["recipe"] == recipe:
+            found.setdefault(config["method"], {})[config["pair"]] = record["result"]["at 0.5"]["accuracy"]
+    common = set.intersection(*(set(pairs) for pairs in found.values()))
+    if not common:
+        return f"- {recipe}: no pair has been measured by every method."
+    means = {method: sum(pairs[pair] for pair in common) / len(common) for method, pairs in found.items()}
+    best = max(means, key=lambda method: means[method])
+    pairs = f"{len(common)} pair{'s' if len(common) > 1 else ''} that every method has"
+    published = PUBLISHED[recipe] or "none"
+    return f"- {recipe}: best on the {pairs}: {METHODS[best]}, {100 * means[best]:.2f} %. Published: {published}."
 
 
 def _row(recipe: str, label: str, results: list[dict[str, Any]]) -> str:

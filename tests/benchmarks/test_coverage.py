@@ -61,11 +61,16 @@ def test_a_process_that_hangs_is_ended():
 
 
 def test_pages(records):
-    page = markdown(list(records.values()), "make coverage", "a machine")
-    assert "4 architectures: 3 right, 1 not finished." in summary(list(records.values()))
+    page = markdown(list(records.values()), "make coverage", "a machine", ["LSTM"])
+    assert "None of 4 architectures is wrong: 3 right, 1 not finished." in summary(list(records.values()))
+    assert "ended before these 1:\n\nLSTM." in page
     assert "| GRU cell |" in page
     assert "| fail |" not in page
     assert all(len(row(r)) == len(row(records["MLP"])) for r in records.values())
+
+
+def test_a_wrong_one_is_counted_first(records):
+    assert "1 of 1 architectures is wrong" in summary([{**records["MLP"], "verdict": "WRONG"}])
 
 
 def test_a_run_goes_on_where_it_was(records, tmp_path):
