@@ -8,7 +8,8 @@ from torch import nn
 
 import onebasin as ob
 from onebasin.landscape.batch_norm import reset_statistics
-from onebasin.landscape.normalised_twin import make_twin
+from onebasin.landscape.normalised_twin import fold_twin, make_twin
+from onebasin.symmetries import Transform
 from onebasin.tensors.states import read_state
 
 
@@ -79,3 +80,17 @@ def test_the_midpoint_of_twins_is_the_repaired_midpoint():
     mixed.load_state_dict(ob.interpolate([a, b], [0.5, 0.5]))
     mixed.load_state_dict(ob.repair(mixed, [a, b], [x], symmetry).state)
     torch.testing.assert_close(middle(x), mixed(x), rtol=0.05, atol=0.02)  # running variances are unbiased, repair's are not
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "tokens"])
+def test_a_twin_folds_back_and_has_more_scales(name):
+    model, _, x = make(name)
+    symmetry = ob.symmetry(model, x[:2], kinds="positive")
+    twin, extended = make_twin(model, symmetry, [x])
+    folded = torch.func.functional_call(model, fold_twin(twin, model), (x,))
+    torch.testing.assert_close(folded, model(x), rtol=1e-4, atol=1e-5)
+    assert extended.scales.keys() == symmetry.scales.keys()
+    assert len(ob.symmetry(twin, x[:2], kinds="positive").scales) == 2 * len(symmetry.scales)
+    exact, x = copy.deepcopy(twin).double(), x.double()
+    scaled = Transform.random(extended, torch.Generator().manual_seed(0)).apply(exact)
+    torch.testing.assert_close(torch.func.functional_call(exact, scaled, (x,)), exact(x), rtol=1e-9, atol=1e-11)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import onebasin as ob
+from onebasin.matching.scaling import Scaling
 
 X = torch.randn(128, 3, generator=torch.Generator().manual_seed(0))
 
@@ -112,3 +113,24 @@ def test_repair_is_applied():
 def test_refusals(arguments, message):
     with pytest.raises(ValueError, match=message):
         ob.merge(**{"models": [mlp(), mlp(1)], "example_inputs": X, **arguments})
+
+
+def test_networks_without_norms_are_merged_by_their_twins():
+    def make(seed):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2))
+
+    x = torch.randn(200, 4)
+    data = list(zip(x.split(100), (x[:, 0] > 0).long().split(100), strict=True))
+    objective = ob.RandomPoint(nn.functional.cross_entropy, low=0.3, high=0.7)
+    options = {"method": "weight-matching", "objective": objective, "data": data, "kinds": "positive", "repair": "repair"}
+    results = []
+    merged = ob.merge([make(0), make(1)], x[:2], **options, on_result=lambda _, result: results.append(result))
+    assert set(merged.state_dict()) == set(make(0).state_dict())
+    assert any("norm" in key for key in results[0].model.state_dict())
+    same = ob.merge([make(0), make(0)], x[:2], **options, scaling=Scaling(steps=0))
+    torch.testing.assert_close(same(x), make(0)(x), rtol=0.02, atol=0.02)  # variances of 200 samples, biased or not
+    with pytest.raises(ValueError, match="other names"):
+        ob.merge([make(0), make(1)], x[:2], **options, groups="0*")
+    with pytest.raises(ValueError, match="reference='first'"):
+        ob.merge([make(0), make(1), make(2)], x[:2], **options, reference="mean")

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from onebasin.landscape.batches import copy_model
 from onebasin.landscape.calibration import find_layers, measure_units
-from onebasin.symmetries import Symmetry
+from onebasin.symmetries import Scale, Symmetry
 from onebasin.symmetries.layout import Layout
+from onebasin.tensors.states import StateDict, read_state_dict
 
 _NORMS: Mapping[type[nn.Module], Any] = {
     nn.Linear: nn.BatchNorm1d,
@@ -83,7 +84,38 @@ def _extend_symmetry(symmetry: Symmetry, paths: Collection[str]) -> Symmetry:
             layouts[f"{path}.norm.{name}"] = symmetry.layouts[f"{path}.bias"]
         layouts[f"{path}.norm.num_batches_tracked"] = ()
     ties = tuple(tuple(_twin_key(key, paths) for key in keys) for keys in symmetry.ties)
-    return replace(symmetry, layouts=layouts, ties=ties)
+    scales = {name: _extend_scale(scale, paths) for name, scale in symmetry.scales.items()}
+    return replace(symmetry, layouts=layouts, ties=ties, scales=scales)
+
+
+def _extend_scale(scale: Scale, paths: Collection[str]) -> Scale:
+    """A scale of the network: the twin of the scaled network is the twin of the network, scaled so."""
+    powers = {_twin_key(key, paths): found for key, found in scale.powers.items()}
+    offsets = dict(scale.offsets)
+    for path in paths:
+        if made := scale.powers.get(f"{path}.bias"):
+            powers.update({f"{path}.norm.{name}": made for name in ("weight", "bias", "running_mean")})
+            powers[f"{path}.norm.running_var"] = tuple(power._replace(exponent=2 * power.exponent) for power in made)
+            offsets[f"{path}.norm.running_var"] = _EPS
+    return replace(scale, powers=powers, offsets=offsets)
+
+
+def fold_twin(twin: nn.Module, model: nn.Module) -> StateDict:
+    """The state of a network that computes what its twin computes in eval mode.
+
+    Args:
+        twin: its batch norms hold statistics.
+        model: the architecture without them.
+    """
+    state = read_state_dict(twin)
+    layers = {path: layer for path, layer in twin.named_modules() if isinstance(layer, NormalisedLayer)}
+    result = {key: state[_twin_key(key, layers)] for key in read_state_dict(model)}
+    for path, layer in layers.items():
+        factor = layer.norm.weight / (layer.norm.running_var + layer.norm.eps).sqrt()
+        weight, bias = result[f"{path}.weight"], result[f"{path}.bias"]
+        result[f"{path}.weight"] = weight * factor.detach().view(-1, *(1,) * (weight.dim() - 1))
+        result[f"{path}.bias"] = ((bias - layer.norm.running_mean) * factor + layer.norm.bias).detach()
+    return StateDict(result)
 
 
 def _twin_key(key: str, paths: Collection[str]) -> str:

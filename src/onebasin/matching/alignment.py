@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Unpack
 
 import torch
@@ -18,13 +18,15 @@ from onebasin.matching.methods import Match, Method, MethodName, MethodOptions
 from onebasin.matching.methods.weight_matching import sweep
 from onebasin.matching.problem import Entry, Problem
 from onebasin.matching.recommendation import AUTO, recommend
+from onebasin.matching.scaling import Scaling, learn_scales
 from onebasin.plots.tables import html_table
 from onebasin.relaxation.objectives import Function, Objective, each_tied_once, parameter_keys
-from onebasin.symmetries import Permutation, Symmetry
+from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.tensors.progress import Progress, show_progress
 from onebasin.tensors.seeding import seeded
 from onebasin.tensors.states import Model, StateDict, read_state
 from onebasin.torch_internals import tree_map
+from onebasin.tracing import Kinds
 
 COPY_DETECTION = "copy detection"
 """The method of an alignment whose model is a permuted copy of the target."""
@@ -46,6 +48,7 @@ class Alignment:
         method: by which method; "copy detection" if the model is a permuted copy of the target, so that none was run.
         notes: what was done beside it, and why, in sentences.
         logits: of "sinkhorn", where its descent ended: give them as ``logits=`` (with the same `init`) to go on from there.
+        scales: the logarithms of the positive scales that the permuted units were multiplied by, if any were asked for.
     """
 
     model: Any
@@ -58,6 +61,12 @@ class Alignment:
     method: str
     notes: tuple[str, ...] = ()
     logits: dict[str, Tensor] | None = None
+    scales: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def transform(self) -> Transform:
+        """The permutation and the scales."""
+        return Transform(self.permutation, self.scales)
 
     def __repr__(self) -> str:
         ended = "converged" if self.converged else "stopped at its limit"
@@ -83,6 +92,8 @@ class AlignOptions(MethodOptions, total=False):
     data: Any
     init: Permutation | MethodName | Method | None
     groups: Iterable[str] | str | None
+    kinds: Kinds
+    scaling: Scaling | None
     restarts: int
     detect_copy: bool
     polish: bool | None
@@ -100,6 +111,8 @@ def align(
     data: Any = None,
     init: Permutation | MethodName | Method | None = None,
     groups: Iterable[str] | str | None = None,
+    kinds: Kinds = "permutation",
+    scaling: Scaling | None = None,
     seed: int = 0,
     restarts: int = 0,
     detect_copy: bool = True,
@@ -126,6 +139,9 @@ def align(
             batches, which are read once.
         init: start from this permutation, or from what another method finds; the result costs no more than that.
         groups: decide only the groups whose names match one of these (shell patterns); the others stay as they are.
+        kinds: what to find besides permutations if no `symmetry` is given; see `onebasin.symmetry`. The positive scales of a
+            symmetry are learned on the objective after the permutation.
+        scaling: how; `Scaling()` if None.
         seed: for everything random, also for loaders that shuffle by PyTorch's global generator, which is left as it was.
             A loader with a generator of its own is read in its own order.
         restarts: further runs, each from a random permutation, until none can cost less; the best result is kept.
@@ -149,11 +165,12 @@ def align(
     """
     begin = time.perf_counter()
     call = check_call(
-        [model], symmetry=symmetry, method=method, objective=objective, data=data, init=init, groups=groups, seed=seed,
+        [model], symmetry=symmetry, method=method, objective=objective, data=data, init=init, groups=groups, kinds=kinds,
+        scaling=scaling, seed=seed,
         restarts=restarts, detect_copy=detect_copy, polish=polish, progress=progress, callback=callback, **options,
     )  # fmt: skip
     check_models(model, to)
-    symmetry = find_symmetry([model, to], example_inputs, symmetry, call.data)
+    symmetry = find_symmetry([model, to], example_inputs, symmetry, call.data, kinds)
     chosen = symmetry.restrict(call.groups)
     named, notes = call.method, []
     if named is None:
@@ -180,8 +197,12 @@ def align(
             by, notes = COPY_DETECTION, ["The model is a permuted copy of the target: no method was run."]
         else:
             by, found = named.name, search.find(call.init, restarts)
+        scales: dict[str, Tensor] = {}
+        if chosen.scales and by != COPY_DETECTION:
+            scales, cost = _learn_scales(problem, found.permutation, scaling or Scaling())
+            found = replace(found, cost=cost)
     return Alignment(
-        model=permute_model(model, found.permutation),
+        model=transform_model(model, Transform(found.permutation, scales) if scales else found.permutation),
         permutation=found.permutation,
         cost=found.cost,
         start_cost=start_cost,
@@ -191,7 +212,14 @@ def align(
         method=by,
         notes=tuple(notes),
         logits=found.logits,
+        scales=scales,
     )
+
+
+def _learn_scales(problem: Problem, permutation: Permutation, options: Scaling) -> tuple[dict[str, Tensor], float]:
+    own = Permutation(problem.symmetry, {name: permutation[name] for name in problem.symmetry.groups}, check=False)
+    moved = problem.starting_from(own)
+    return learn_scales(replace(moved, report=lambda entry: problem.report({**entry, "by": "scales"})), options)
 
 
 def _reads_lazily(init: Permutation | Method) -> bool:
@@ -332,9 +360,9 @@ class _MovedBatches:
         return value.to(self.device, self.dtype if value.is_floating_point() else None)
 
 
-def permute_model(model: Model, permutation: Permutation) -> Any:
-    """A permuted copy: of a module a module, of a state a state."""
-    moved = permutation.apply(model)
+def transform_model(model: Model, transform: Permutation | Transform) -> Any:
+    """A permuted or scaled copy: of a module a module, of a state a state."""
+    moved = transform.apply(model)
     if not isinstance(model, nn.Module):
         return moved
     # What a deep copy takes in place of the model's own tensors, so that none is copied only to be written over.

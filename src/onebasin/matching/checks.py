@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from torch import nn
 
 from onebasin.landscape.batches import check_data, take_example
 from onebasin.matching.methods import METHODS, Method, make_method
-from onebasin.matching.methods.base import check_count, check_flag
+from onebasin.matching.methods.base import check_choice, check_count, check_flag
 from onebasin.matching.recommendation import AUTO
+from onebasin.matching.scaling import Scaling
 from onebasin.relaxation.objectives import Objective, as_objective
 from onebasin.symmetries import Permutation, Symmetry
 from onebasin.tensors.comparison import check_alike, check_finite
 from onebasin.tensors.states import Model, read_state
+from onebasin.tracing import Kinds
 from onebasin.tracing import symmetry as trace
 
 
@@ -60,6 +62,8 @@ def check_call(
     data: Any = None,
     init: Any = None,
     groups: Any = None,
+    kinds: Any = "permutation",
+    scaling: Any = None,
     seed: Any = 0,
     restarts: Any = 0,
     detect_copy: Any = True,
@@ -78,6 +82,8 @@ def check_call(
         data: likewise.
         init: likewise.
         groups: likewise.
+        kinds: likewise.
+        scaling: likewise.
         seed: likewise.
         restarts: likewise.
         detect_copy: likewise.
@@ -98,6 +104,9 @@ def check_call(
         named = make_method(method, options)
     elif options or objective is not None:
         named = make_method("sinkhorn", options)
+    check_choice("kinds", kinds, *get_args(Kinds))
+    if scaling is not None and not isinstance(scaling, Scaling):
+        raise TypeError(f"scaling must be Scaling(...) or None, got {scaling!r}")
     check_count("seed", seed)
     check_count("restarts", restarts, at_least=0)
     check_flag("detect_copy", detect_copy)
@@ -154,7 +163,11 @@ def _read_groups(groups: Any) -> list[str] | None:
 
 
 def find_symmetry(
-    models: Sequence[Model], example_inputs: Any, symmetry: Symmetry | None, data: Iterable[Any] | None
+    models: Sequence[Model],
+    example_inputs: Any,
+    symmetry: Symmetry | None,
+    data: Iterable[Any] | None,
+    kinds: Kinds = "permutation",
 ) -> Symmetry:
     """The symmetry of models: traced, or as given. One written by hand is verified if inputs are known.
 
@@ -163,6 +176,7 @@ def find_symmetry(
         example_inputs: to trace or verify it with; those of the first batch of the data if None.
         symmetry: if it is known.
         data: batches, if any.
+        kinds: see `onebasin.symmetry`.
 
     Raises:
         ValueError: if there is neither a symmetry nor anything to trace, or if it does not hold.
@@ -177,4 +191,4 @@ def find_symmetry(
         return symmetry
     if example_inputs is None or not isinstance(model, nn.Module):
         raise ValueError("give example_inputs= to trace the model with, or symmetry=")
-    return trace(model, example_inputs)
+    return trace(model, example_inputs, kinds=kinds)

@@ -10,11 +10,12 @@ from typing import Any, Literal, Unpack, cast, get_args
 import torch
 from torch import nn
 
-from onebasin.landscape.batches import check_data
+from onebasin.landscape.batches import check_data, take_example
 from onebasin.landscape.calibration import RepairForm, check_form
 from onebasin.landscape.calibration import repair as repair_statistics
-from onebasin.matching.alignment import Alignment, AlignOptions, align, permute_model
-from onebasin.matching.checks import check_call, check_callback, find_symmetry
+from onebasin.landscape.normalised_twin import fold_twin, make_twin
+from onebasin.matching.alignment import Alignment, AlignOptions, align, transform_model
+from onebasin.matching.checks import Call, check_call, check_callback, find_symmetry
 from onebasin.matching.common_frame import find_common_frame
 from onebasin.matching.methods import Method, MethodName
 from onebasin.matching.methods.base import check_choice, check_count
@@ -51,7 +52,9 @@ def merge(
         example_inputs: to trace the symmetry with; not needed if `symmetry` is given.
         weights: of the models in the average; equal if None. They are scaled to sum to one.
         repair: how to put the statistics of the merged model right: a form of `onebasin.repair` by its name, measured on
-            `data`; or batches of data for the form "repair"; or None to leave the merged model as it is.
+            `data`; or batches of data for the form "repair"; or None to leave the merged model as it is. With
+            ``kinds="positive"`` this form merges the normalised twins of networks without norms, see
+            `onebasin.landscape.normalised_twin`, and folds the norms into the weights.
         symmetry: from `onebasin.symmetry` or `Symmetry.from_axes`. One written by hand is verified if inputs are known.
         method: how to align; see `onebasin.align`.
         reference: what the models are aligned to. "first": every model to the first. "mean": from there, every model in turn
@@ -89,8 +92,17 @@ def merge(
     states = [read_state(model) for model in models]
     for number, state in enumerate(states[1:], start=2):
         check_alike(states[0], state, "the first model", f"model {number}")
-    symmetry = find_symmetry(models, example_inputs, symmetry, call.data)
+    symmetry = find_symmetry(models, example_inputs, symmetry, call.data, options.get("kinds", "permutation"))
+    if symmetry.scales and reference != "first" and len(models) > 2:
+        raise ValueError("positive scales are learned towards one model: take reference='first'")
     options |= {"data": call.data, "groups": call.groups}  # what can be read only once has been read
+
+    if symmetry.scales and form == "repair" and batches is not None and isinstance(models[0], nn.Module):
+        twins = [make_twin(cast(nn.Module, model), symmetry, batches) for model in models]
+        if all(twins):
+            given = {"method": method, "seed": seed, "on_result": on_result, **options, "kinds": "positive"}
+            found = [twin[0] for twin in twins if twin is not None]
+            return _merge_twins(models[0], found, call, {"weights": weights, "repair": batches, **given})
 
     def align_model(number: int, model: Model, to: Model) -> Alignment:
         result = align(model, to, symmetry=symmetry, method=method, seed=seed, **options)
@@ -116,6 +128,22 @@ def merge(
         found = repair_statistics(merged, frame.aligned, batches, symmetry, weights=shares, form=form)
         merged.load_state_dict(found.state)
     return merged
+
+
+def _merge_twins(model: nn.Module, twins: Sequence[nn.Module], call: Call, options: dict[str, Any]) -> nn.Module:
+    """Merge the normalised twins of networks without norms, and fold the norms into the weights.
+
+    A filter before a norm can be scaled on its own, so twins have more scales than the networks they are twins of.
+    """
+    if call.groups is not None or isinstance(call.init, Permutation):
+        raise ValueError(
+            "networks without norms are merged by their normalised twins, whose groups have other names: "
+            "leave out groups= and init=, or take repair='rescale'"
+        )
+    merged = merge(twins, take_example(options["repair"]), **options)
+    result = copy.deepcopy(model)
+    result.load_state_dict(fold_twin(merged, model))
+    return result
 
 
 def _read_repair(
@@ -186,4 +214,4 @@ class _Frame:
             whole = self.permutations[i].symmetry  # with the groups that are to stay as they are
             update = Permutation(whole, {**whole.identity_indices, **update.indices}, check=False)
             self.permutations[i] = update @ self.permutations[i]
-            self.aligned[i] = permute_model(self.models[i], self.permutations[i])
+            self.aligned[i] = transform_model(self.models[i], self.permutations[i])

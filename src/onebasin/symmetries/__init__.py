@@ -1,6 +1,19 @@
 """Symmetry and Permutation as values."""
 
-from onebasin.symmetries.structure import NEVER_MET, NEVER_READ, Group, Pin, Site, UnreachedWarning
+from onebasin.symmetries.structure import NEVER_MET, NEVER_READ, Group, Pin, Power, Scale, Site, UnreachedWarning
 from onebasin.symmetries.symmetry import Permutation, Symmetry
+from onebasin.symmetries.transform import Transform
 
-__all__ = ["NEVER_MET", "NEVER_READ", "Group", "Permutation", "Pin", "Site", "Symmetry", "UnreachedWarning"]
+__all__ = [
+    "NEVER_MET",
+    "NEVER_READ",
+    "Group",
+    "Permutation",
+    "Pin",
+    "Power",
+    "Scale",
+    "Site",
+    "Symmetry",
+    "Transform",
+    "UnreachedWarning",
+]

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from torch import Tensor, nn
 
@@ -68,6 +68,34 @@ class Site:
     layout: Layout
 
 
+class Power(NamedTuple):
+    """How a scale enters a tensor: along which axis, at which factor of its group there, and to which power."""
+
+    axis: int
+    number: int
+    exponent: float
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A positive number for each unit of a group that can be chosen without changing the function.
+
+    What makes a unit is multiplied by it and what reads the unit is divided by it, or a norm takes it out again.
+
+    Attributes:
+        name: the first tensor that is multiplied by it.
+        group: of the units; a family has a number for each unit of each of its members.
+        powers: for each state key how the scale enters the tensor.
+        offsets: for some state keys a number that is added to the tensor before it is multiplied, and taken off again: what
+            a batch norm divides by is the root of its variance plus eps.
+    """
+
+    name: str
+    group: str
+    powers: Mapping[str, tuple[Power, ...]]
+    offsets: Mapping[str, float] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Structure:
     """The data of a `Symmetry`, and how it fits a model.
@@ -86,6 +114,7 @@ class Structure:
         is_traced: whether it was found by tracing, which verifies it, or written by hand.
         front_ends: what made the program of each call and, if it was exported, why it was not recorded.
         limits: what could not be traced, in words.
+        scales: positive scales of units by name, if they were asked for.
     """
 
     groups: Mapping[str, Group]
@@ -100,6 +129,7 @@ class Structure:
     is_traced: bool = False
     front_ends: tuple[FrontEnd, ...] = ()
     limits: tuple[str, ...] = ()
+    scales: Mapping[str, Scale] = field(default_factory=dict)
 
     @functools.cached_property
     def parents(self) -> dict[str, tuple[str, ...]]:

@@ -17,7 +17,7 @@ from onebasin.symmetries.describe import describe, describe_in_html
 from onebasin.symmetries.gather import gather
 from onebasin.symmetries.layout import Cache, Layout, gather_indices, parse, write
 from onebasin.symmetries.optimizers import move_optimizer_state
-from onebasin.symmetries.structure import Group, Structure
+from onebasin.symmetries.structure import Group, Scale, Structure
 from onebasin.symmetries.verification import verify
 from onebasin.tensors.files import load_tensors, save_tensors
 from onebasin.tensors.states import LazyState, Model, State, StateDict, read_state
@@ -65,7 +65,8 @@ class Symmetry(Structure):
         kept = {name: g for name, g in self.groups.items() if any(fnmatch.fnmatchcase(name, p) for p in patterns)}
         if patterns and not kept:
             raise ValueError(f"no group matches {patterns}; there are {', '.join(self.groups)}")
-        return replace(self, groups=kept)
+        scales = {name: scale for name, scale in self.scales.items() if scale.group in kept}
+        return replace(self, groups=kept, scales=scales)
 
     def verify(self, model: nn.Module, example_inputs: Any, tolerance: float = 1e-9) -> float:
         """Check on this model's own weights that random permutations leave its function alone, in float64.
@@ -258,14 +259,7 @@ class Permutation:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a self-contained safetensors file: names, shapes, layouts and ties beside the indices."""
-        header = {
-            "format": "onebasin permutation 1",
-            "groups": [[g.name, g.size, list(g.parents)] for g in self.symmetry.groups.values()],
-            "sizes": self.symmetry.sizes,
-            "layouts": {key: write(layout) for key, layout in self.symmetry.layouts.items()},
-            "ties": [list(keys) for keys in self.symmetry.ties],
-            "unreached": list(self.symmetry.unreached),
-        }
+        header = {"format": "onebasin permutation 1", **describe_symmetry(self.symmetry)}
         save_tensors(path, self.indices, header)
 
     @classmethod
@@ -280,16 +274,37 @@ class Permutation:
         if header.get("format") != "onebasin permutation 1":
             raise ValueError(f"{path} is not a onebasin permutation (format {header.get('format')!r})")
         try:
-            groups = {name: Group(name, size, tuple(parents)) for name, size, parents in header["groups"]}
-            layouts = {key: parse(text, header["sizes"]) for key, text in header["layouts"].items()}
-            ties, unreached = tuple(tuple(keys) for keys in header["ties"]), tuple(map(str, header.get("unreached", ())))
-            if not set(unreached) <= layouts.keys():
-                raise ValueError("a parameter that no call used has no layout")
-            symmetry = Symmetry(groups, layouts, ties, unreached=unreached)
-            symmetry.check()
+            symmetry = read_symmetry(header)
             return cls(symmetry, tensors)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{path} is not a onebasin permutation: {error}") from error
+
+
+def describe_symmetry(symmetry: Symmetry) -> dict[str, Any]:
+    """What a file needs to say about a symmetry: names, sizes, layouts and ties."""
+    return {
+        "groups": [[g.name, g.size, list(g.parents)] for g in symmetry.groups.values()],
+        "sizes": symmetry.sizes,
+        "layouts": {key: write(layout) for key, layout in symmetry.layouts.items()},
+        "ties": [list(keys) for keys in symmetry.ties],
+        "unreached": list(symmetry.unreached),
+    }
+
+
+def read_symmetry(header: Mapping[str, Any], scales: Mapping[str, Scale] | None = None) -> Symmetry:
+    """The symmetry that `describe_symmetry` described.
+
+    Raises:
+        ValueError: if it contradicts itself.
+    """
+    groups = {name: Group(name, size, tuple(parents)) for name, size, parents in header["groups"]}
+    layouts = {key: parse(text, header["sizes"]) for key, text in header["layouts"].items()}
+    ties, unreached = tuple(tuple(keys) for keys in header["ties"]), tuple(map(str, header.get("unreached", ())))
+    if not set(unreached) <= layouts.keys():
+        raise ValueError("a parameter that no call used has no layout")
+    symmetry = Symmetry(groups, layouts, ties, unreached=unreached, scales=scales or {})
+    symmetry.check()
+    return symmetry
 
 
 def _check_indices(symmetry: Symmetry, indices: Mapping[str, Tensor]) -> None:

@@ -16,14 +16,22 @@ from onebasin.tensors.states import read_state
 from onebasin.tracing.axes.scopes import solve_scopes
 from onebasin.tracing.axes.terms import Atom, AxisTerm, Piecewise, leaves, parents_of, resolve
 from onebasin.tracing.axes.unification import is_fixed, join_parts, pin
+from onebasin.tracing.degrees import find_scales
 from onebasin.tracing.positions import pin_broken_orders
 from onebasin.tracing.trace import Trace
 
 _INTERLEAVED = Pin("interleaved segments are treated alike")
 
 
-def to_symmetry(trace: Trace, model: nn.Module, programs: Iterable[Program]) -> Symmetry:
-    """Name the groups and find the layout of every tensor of the state, from the trace of these programs."""
+def to_symmetry(trace: Trace, model: nn.Module, programs: Iterable[Program], with_scales: bool = False) -> Symmetry:
+    """Name the groups and find the layout of every tensor of the state, from the trace of these programs.
+
+    Args:
+        trace: of the programs; it is finished.
+        model: that they are calls of.
+        programs: the calls.
+        with_scales: find the positive scales of the groups too.
+    """
     state = read_state(model).shapes
     unread = _pin_unread(trace, state)
     names = _name_groups(trace, state)
@@ -53,6 +61,7 @@ def to_symmetry(trace: Trace, model: nn.Module, programs: Iterable[Program]) -> 
         num_free=num_free,
         is_traced=True,
         front_ends=tuple(program.front_end for program in programs),
+        scales=find_scales(trace, names, state) if with_scales else {},
     )
 
 

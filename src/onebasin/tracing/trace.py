@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
+from onebasin.programs.graph import Program
 from onebasin.programs.shapes import bind_arguments
 from onebasin.symmetries import Pin
 from onebasin.tensors.states import Ties
@@ -42,6 +43,7 @@ class Trace:
         outputs: the axes of what the calls return.
         modules: the result of each call of a module: its path, the number of the call, the axes, whether it is the first of
             several results.
+        walks: the programs that were walked, each with the axes of the results of its operations.
         mismatch: the reason to pin axes that the current operation joins, and that have different structures.
     """
 
@@ -58,6 +60,7 @@ class Trace:
         self.units: dict[tuple[str, ...], AxisTerm] = {}
         self.outputs: list[AxisTerm] = []
         self.modules: list[tuple[str, int, Axes, bool]] = []
+        self.walks: list[tuple[Program, Mapping[Node, Any]]] = []
         self.enter("", "")
 
     def enter(self, operation: str, module: str) -> None:

@@ -73,6 +73,7 @@ class _Walk:
             else:
                 self.values[node] = None
         self._find_read_atoms()
+        self.trace.walks.append((self.program, self.values))
         if self.with_sites:
             results.finish()
             self.trace.modules += results.found

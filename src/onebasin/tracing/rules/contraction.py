@@ -60,12 +60,17 @@ def matmul(trace: Trace, args: Arguments) -> Axes:
 
 
 def _multiply(trace: Trace, x: Axes, y: Axes) -> Axes:
-    num_batch = max(len(x), len(y)) - 2
-    batch = [("batch", i) for i in range(num_batch)]
-    left = [*batch[num_batch - (len(x) - 2) :], "row", "inner"] if len(x) > 1 else ["inner"]
-    right = [*batch[num_batch - (len(y) - 2) :], "inner", "column"] if len(y) > 1 else ["inner"]
-    result = [*batch, *(["row"] if len(x) > 1 else []), *(["column"] if len(y) > 1 else [])]
+    left, right, result = matmul_letters(len(x), len(y))
     return contract(trace, [(x, left), (y, right)], result)
+
+
+def matmul_letters(num_left: int, num_right: int) -> tuple[Letters, Letters, Letters]:
+    """The letters of two operands with so many axes, and of their matrix product."""
+    num_batch = max(num_left, num_right) - 2
+    batch = [("batch", i) for i in range(num_batch)]
+    left = [*batch[num_batch - (num_left - 2) :], "row", "inner"] if num_left > 1 else ["inner"]
+    right = [*batch[num_batch - (num_right - 2) :], "inner", "column"] if num_right > 1 else ["inner"]
+    return left, right, [*batch, *(["row"] if num_left > 1 else []), *(["column"] if num_right > 1 else [])]
 
 
 def addmm(trace: Trace, args: Arguments) -> Axes:
@@ -79,16 +84,20 @@ def addmm(trace: Trace, args: Arguments) -> Axes:
 
 def einsum(trace: Trace, args: Arguments) -> Axes:
     """Any equation, an ellipsis included."""
-    left, arrow, right = args["equation"].replace(" ", "").partition("->")
-    operands = [(axes, _letters(text, len(axes))) for text, axes in zip(left.split(","), args["tensors"], strict=True)]
-    letters = [letter for _, own in operands for letter in own]
+    letters, result = einsum_letters(args["equation"], [len(axes) for axes in args["tensors"]])
+    return contract(trace, list(zip(args["tensors"], letters, strict=True)), result)
+
+
+def einsum_letters(equation: str, num_axes: Sequence[int]) -> tuple[Sequence[Letters], Letters]:
+    """The letters of operands with so many axes each, and of the result of an equation."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    operands = [_letters(text, count) for text, count in zip(left.split(","), num_axes, strict=True)]
+    letters = [letter for own in operands for letter in own]
     dots = sorted({letter for letter in letters if isinstance(letter, int)}, reverse=True)
     if arrow:
         before, _, after = right.partition("...")
-        result = [*before, *(dots if "..." in right else []), *after]
-    else:
-        result = [*dots, *sorted(x for x in letters if isinstance(x, str) and letters.count(x) == 1)]
-    return contract(trace, operands, result)
+        return operands, [*before, *(dots if "..." in right else []), *after]
+    return operands, [*dots, *sorted(x for x in letters if isinstance(x, str) and letters.count(x) == 1)]
 
 
 def _letters(text: str, num_axes: int) -> list[Hashable]:

@@ -1,0 +1,133 @@
+"""Positive scales of units: what makes a unit is multiplied by a number, and what reads it is divided by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from onebasin.symmetries.layout import Layout, Product, Sum, Term, coordinate, covered, factors, find_parent
+from onebasin.symmetries.structure import Group, Power, Scale
+
+
+class ScaledTensors:
+    """Multiplies tensors by scales.
+
+    Args:
+        scales: by name.
+        groups: whose units they belong to.
+        layouts: of the tensors.
+        sizes: of every name in the layouts.
+    """
+
+    def __init__(
+        self,
+        scales: Mapping[str, Scale],
+        groups: Mapping[str, Group],
+        layouts: Mapping[str, Layout],
+        sizes: Mapping[str, int],
+    ):
+        self._offsets = {key: offset for scale in scales.values() for key, offset in scale.offsets.items()}
+        self._places: dict[str, list[tuple[str, float, Tensor | None, tuple[int, ...]]]] = {}
+        for scale in scales.values():
+            for key, powers in scale.powers.items():
+                for power in powers:
+                    index, shape = _locate(layouts[key], power, groups[scale.group], sizes)
+                    self._places.setdefault(key, []).append((scale.name, power.exponent, index, shape))
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The tensors that some scale multiplies."""
+        return tuple(self._places)
+
+    def scale(self, key: str, value: Tensor, logarithms: Mapping[str, Tensor]) -> Tensor:
+        """One tensor, multiplied; differentiable in the logarithms of the scales. Itself if no scale enters it."""
+        total: Tensor | None = None
+        for name, exponent, index, shape in self._places.get(key, ()):
+            if name not in logarithms:
+                continue
+            log = logarithms[name].to(value.device, torch.promote_types(value.dtype, torch.float32))
+            if index is not None:
+                index = index.to(value.device)
+                log = torch.where(index < 0, 0.0, log.flatten()[index.clamp(min=0)])
+            term = exponent * log.view(shape)
+            total = term if total is None else total + term
+        if total is None:
+            return value
+        if key not in self._offsets:
+            return (value * total.exp()).to(value.dtype)
+        offset = self._offsets[key]
+        return ((value + offset) * total.exp() - offset).to(value.dtype)
+
+
+def _locate(layout: Layout, power: Power, group: Group, sizes: Mapping[str, int]) -> tuple[Tensor | None, tuple[int, ...]]:
+    """Which unit each entry of a tensor belongs to.
+
+    Returns:
+        Its number among all units of the scale, -1 where there is none; None if they count up along the axis. And the shape
+        to view them in, broadcastable to the tensor's.
+    """
+    term = layout[power.axis]
+    along = tuple(term.size if axis == power.axis else 1 for axis in range(len(layout)))
+    if term.size == group.size and not group.parents:
+        return None, along
+    context: dict[str, Tensor] = {}
+    for parent in group.parents:
+        home = find_parent(layout, power.axis, set().union(*(covered(part) for part in _parts(term))), parent)
+        if home is not None and home != power.axis:
+            found = coordinate(layout[home], parent, torch.arange(layout[home].size))
+            context[parent] = found.view([-1 if axis == home else 1 for axis in range(len(layout))])
+    position = torch.arange(term.size).view(along)
+    shape = torch.broadcast_shapes(along, *(c.shape for c in context.values()))
+    context = {name: c.expand(shape) for name, c in context.items()}
+    count = iter(range(sum(1 for _ in factors(term)) + 1))
+    index = _number(term, position.expand(shape), context, group, power.number, count, sizes)
+    return index, shape
+
+
+def _parts(term: Term) -> Iterator[Term]:
+    yield term
+    if isinstance(term, Sum):
+        for part in term.parts:
+            yield from _parts(part)
+
+
+def _number(
+    term: Term,
+    position: Tensor,
+    context: Mapping[str, Tensor],
+    group: Group,
+    wanted: int,
+    count: Iterator[int],
+    sizes: Mapping[str, int],
+) -> Tensor:
+    """The numbers of units at positions of a term, for the wanted one of the group's factors there."""
+    nothing = torch.full_like(position, -1)
+    if isinstance(term, Product):
+        coordinates, rest = [], position
+        for child in reversed(term.factors):
+            coordinates.insert(0, rest % child.size)
+            rest = rest // child.size
+        inside = dict(context)
+        for child, sub in zip(term.factors, coordinates, strict=True):
+            inside.update({name: coordinate(child, name, sub) for name in covered(child)})
+        result = nothing
+        for child, sub in zip(term.factors, coordinates, strict=True):
+            found = _number(child, sub, inside, group, wanted, count, sizes)
+            result = torch.where(found >= 0, found, result)
+        return result
+    if isinstance(term, Sum):
+        result, start = nothing, 0
+        for child in term.parts:
+            inside = (position >= start) & (position < start + child.size)
+            local = {name: c[inside] for name, c in context.items()}
+            result[inside] = _number(child, position[inside] - start, local, group, wanted, count, sizes)
+            start += child.size
+        return result
+    if term.name != group.name or next(count) != wanted:
+        return nothing
+    number = torch.zeros_like(position)
+    for parent in group.parents:
+        number = number * sizes[parent] + context[parent]
+    return number * group.size + position

@@ -1,0 +1,78 @@
+"""Scales are learned on the objective, leave the function alone, and are never worse than none."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import onebasin as ob
+from onebasin.matching.scaling import Scaling
+from onebasin.symmetries import Transform
+
+
+def cnn(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        *(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 3), nn.BatchNorm2d(6), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(6 * 16, 4)),
+    ).eval()
+
+
+@pytest.fixture
+def data():
+    torch.manual_seed(0)
+    x = torch.randn(128, 1, 8, 8)
+    return [(part, part.mean((1, 2, 3)).sign().long().clamp(min=0)) for part in x.split(64)]
+
+
+def mid(loss=nn.functional.cross_entropy):
+    return ob.RandomPoint(loss, low=0.3, high=0.7)
+
+
+def test_scales_lower_the_objective_and_keep_the_function(data):
+    target, source = cnn(0), cnn(1)
+    common = {"method": "weight-matching", "objective": mid(), "data": data, "kinds": "positive"}
+    none = ob.align(source, target, **common, scaling=Scaling(steps=0))
+    found = ob.align(source, target, **common, scaling=Scaling(steps=30))
+    assert found.cost < none.cost - 0.01
+    assert found.permutation == none.permutation
+    assert [entry for entry in found.history if entry["by"] == "scales"]
+    assert all(abs(float(value.mean())) < 1e-5 for value in found.scales.values())
+    exact = copy.deepcopy(source).double()
+    moved = copy.deepcopy(exact)
+    moved.load_state_dict(found.transform.apply(exact))
+    x = data[0][0].double()
+    torch.testing.assert_close(moved(x), exact(x), rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(found.model(data[0][0]), source(data[0][0]), rtol=1e-3, atol=1e-4)
+
+
+def test_planted_scales_are_found_without_data():
+    target = cnn(0)
+    x = torch.randn(2, 1, 8, 8)
+    symmetry = ob.symmetry(target, x, kinds="positive")
+    planted = Transform.random(symmetry, torch.Generator().manual_seed(0))
+    source = copy.deepcopy(target)
+    source.load_state_dict(planted.apply(target))
+    options = Scaling(steps=300, lr=0.1, limit=4.0)
+    found = ob.align(source, target, symmetry=symmetry, init=planted.permutation.inverse(), method="weight-matching",
+                     scaling=options)  # fmt: skip
+    assert found.cost < 0.2 * found.start_cost
+
+
+def test_no_scales_if_they_do_not_help(data):
+    """At the target itself nothing is lower: scales stay one."""
+    target = cnn(0)
+    found = ob.align(target, target, data[0][0], kinds="positive", detect_copy=False, scaling=Scaling(steps=5))
+    assert found.cost == 0
+    assert found.transform.is_identity
+
+
+def test_options_are_checked(data):
+    for options in ({"steps": -1}, {"lr": 0}, {"limit": 0}, {"steps": 1.5}):
+        with pytest.raises(ValueError, match="must be"):
+            Scaling(**options)
+    with pytest.raises(TypeError, match="scaling must be"):
+        ob.align(cnn(0), cnn(1), data[0][0], scaling=3)
+    with pytest.raises(ValueError, match="kinds must be"):
+        ob.align(cnn(0), cnn(1), data[0][0], kinds="all of them")
