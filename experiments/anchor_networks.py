@@ -177,11 +177,8 @@ class Training:
         self.rate.copy_(self.rates[self.position].squeeze(0))
         index = self.order[self.position % self.steps_per_epoch].squeeze(0)
         self.position += 1
-        on_gpu = self.images.is_cuda
-        x = augment(self.images[index], self.recipe.cutout)
-        x = x.contiguous(memory_format=torch.channels_last) if on_gpu else x
-        with torch.autocast(self.images.device.type, torch.bfloat16, enabled=on_gpu):
-            loss = nn.functional.cross_entropy(self.model(x), self.labels[index])
+        loss_of = _compiled_loss if self.images.is_cuda else _loss
+        loss = loss_of(self.model, self.images[index], self.labels[index], self.recipe.cutout)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
@@ -190,6 +187,8 @@ class Training:
         """A step as a graph; on the CPU the step itself."""
         if self.stream is None:
             return self.step
+        torch.backends.cudnn.benchmark = True
+        self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             self.shuffle()
             for _ in range(3):
@@ -199,6 +198,17 @@ class Training:
             with torch.cuda.graph(graph, stream=self.stream):
                 self.step()
         return graph.replay
+
+
+def _loss(model: nn.Module, images: Tensor, labels: Tensor, cutout: int) -> Tensor:
+    """Of a batch, augmented anew; on a GPU in bfloat16."""
+    x, on_gpu = augment(images, cutout), images.is_cuda
+    x = x.contiguous(memory_format=torch.channels_last) if on_gpu else x
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=on_gpu):
+        return nn.functional.cross_entropy(model(x), labels)
+
+
+_compiled_loss = torch.compile(_loss, fullgraph=True, dynamic=False)  # networks of one recipe share what is compiled
 
 
 def _rate(recipe: Recipe, epoch: float) -> float:
