@@ -28,6 +28,7 @@ class ScaledTensors:
         layouts: Mapping[str, Layout],
         sizes: Mapping[str, int],
     ):
+        self._copies: dict[tuple[int, torch.device], Tensor] = {}
         self._offsets = {key: offset for scale in scales.values() for key, offset in scale.offsets.items()}
         self._places: dict[str, list[tuple[str, float, Tensor | None, tuple[int, ...]]]] = {}
         for scale in scales.values():
@@ -49,7 +50,7 @@ class ScaledTensors:
                 continue
             log = logarithms[name].to(value.device, torch.promote_types(value.dtype, torch.float32))
             if index is not None:
-                index = index.to(value.device)
+                index = self._on_device(index, value.device)
                 log = torch.where(index < 0, 0.0, log.flatten()[index.clamp(min=0)])
             term = exponent * log.view(shape)
             total = term if total is None else total + term
@@ -59,6 +60,12 @@ class ScaledTensors:
             return (value * total.exp()).to(value.dtype)
         offset = self._offsets[key]
         return ((value + offset) * total.exp() - offset).to(value.dtype)
+
+    def _on_device(self, index: Tensor, device: torch.device) -> Tensor:
+        """Copied once: a CUDA graph cannot hold a copy from the host."""
+        if (id(index), device) not in self._copies:
+            self._copies[id(index), device] = index.to(device)
+        return self._copies[id(index), device]
 
 
 def _locate(layout: Layout, power: Power, group: Group, sizes: Mapping[str, int]) -> tuple[Tensor | None, tuple[int, ...]]:
