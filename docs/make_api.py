@@ -15,14 +15,16 @@ from typing import Any, is_typeddict
 PAGE = Path(__file__).parent / "api.md"
 _PROPERTIES = (property, functools.cached_property)
 SECTIONS: dict[str, dict[str, list[str]]] = {
-    "Symmetry and permutation": {"onebasin": ["symmetry", "Symmetry", "Group", "Permutation", "UnreachedWarning"]},
+    "Symmetry and permutation": {
+        "onebasin": ["symmetry", "Symmetry", "Group", "Permutation", "Scale", "Transform", "UnreachedWarning"]
+    },
     "Alignment": {
         "onebasin": [
             *("align", "Alignment", "merge", "Objective", "WeightDistance", "Midpoint", "RandomPoint", "RebasinNet"),
         ],
     },
     "Methods and their options": {
-        "onebasin": ["Sinkhorn", "WeightMatching", "ActivationMatching", "StraightThrough", "Exchange"],
+        "onebasin": ["Sinkhorn", "WeightMatching", "ActivationMatching", "StraightThrough", "Exchange", "Scaling"],
     },
     "Operators": {"onebasin": ["sinkhorn", "assign"]},
     "Between models": {

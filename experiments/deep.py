@@ -44,7 +44,7 @@ PUBLISHED = {
     "resnet20-4x-long": "92.1 (REPAIR)",
 }
 CRITERION = nn.functional.cross_entropy
-OTHER_FORMS = ("rescale", "closed-form", "bias")
+OTHER_FORMS = ("rescale", "closed-form", "norms", "bias")
 PAIRS = {"resnet20-short": ((0, 1), (2, 3), (4, 5))}
 """Seeds of the networks; of other recipes all pairs of three."""
 

@@ -9,11 +9,12 @@ from onebasin.landscape.paths import LinearPath, Plane, linear_path, loss_plane
 from onebasin.matching.alignment import Alignment, align
 from onebasin.matching.merging import merge
 from onebasin.matching.methods import ActivationMatching, Exchange, Sinkhorn, StraightThrough, WeightMatching
+from onebasin.matching.scaling import Scaling
 from onebasin.operator import sinkhorn
 from onebasin.relaxation.assignment import assign
 from onebasin.relaxation.objectives import Midpoint, Objective, RandomPoint, WeightDistance
 from onebasin.relaxation.rebasin_net import RebasinNet
-from onebasin.symmetries import Group, Permutation, Symmetry, UnreachedWarning
+from onebasin.symmetries import Group, Permutation, Scale, Symmetry, Transform, UnreachedWarning
 from onebasin.tensors.interpolation import interpolate
 from onebasin.tracing import symmetry
 
@@ -38,9 +39,12 @@ __all__ = [
     "Plane",
     "RandomPoint",
     "RebasinNet",
+    "Scale",
+    "Scaling",
     "Sinkhorn",
     "StraightThrough",
     "Symmetry",
+    "Transform",
     "UnreachedWarning",
     "WeightDistance",
     "WeightMatching",

@@ -336,7 +336,7 @@ def test_forms_are_checked():
         repair(a, [a, a], None, symmetry, form="rescale")
 
 
-@pytest.mark.parametrize("form", ["repair", "rescale", "closed-form", "bias"])
+@pytest.mark.parametrize("form", ["repair", "rescale", "closed-form", "norms", "bias"])
 def test_points_of_a_line_are_repaired(form):
     a, b, data = mlp(0), mlp(1), batches(4)
     symmetry = ob.symmetry(a, data[0])

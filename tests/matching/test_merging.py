@@ -70,7 +70,7 @@ def test_weights():
     assert all(torch.equal(value, models[0].state_dict()[key]) for key, value in merged.state_dict().items())
 
 
-@pytest.mark.parametrize("form", ["repair", "rescale", "closed-form", "bias"])
+@pytest.mark.parametrize("form", ["repair", "rescale", "closed-form", "norms", "bias"])
 def test_forms_of_repair_have_names(form):
     models = [mlp(seed) for seed in range(2)]
     options = {"example_inputs": X, "method": "weight-matching", "data": [X]}

@@ -86,7 +86,7 @@ Loss = Annotated[
 
 Repair = Annotated[
     RepairForm | None,
-    _data("--repair", help="Put the statistics of mixed units right: on --data or, for bias, without any."),
+    _data("--repair", help="Put the statistics of mixed units right: on --data or, for norms and bias, without any."),
 ]
 
 Out = Annotated[

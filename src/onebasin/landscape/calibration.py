@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from onebasin.landscape.batch_norm import batch_norms, estimating, reset_statistics
 from onebasin.landscape.batches import StopForward, check_data, copy_model, run_batches
 from onebasin.landscape.bias_calibration import calibrate_biases
+from onebasin.landscape.filter_norms import keep_norms
 from onebasin.symmetries import Symmetry
 from onebasin.symmetries.layout import names
 from onebasin.tensors.interpolation import check_weights, read_alike
@@ -23,8 +24,10 @@ from onebasin.torch_internals import BatchNorm, Convolution
 # Layers that compute y = W x + b along the first axis of W. A subclass that computes something else is left alone.
 _PLAIN = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)
 
-RepairForm = Literal["repair", "rescale", "closed-form", "bias"]
+RepairForm = Literal["repair", "rescale", "closed-form", "norms", "bias"]
 """What is put right, and from what; see `repair`."""
+DATA_FREE: tuple[RepairForm, ...] = ("norms", "bias")
+"""Forms that need no data."""
 
 
 def check_form(name: str, form: Any) -> None:
@@ -118,16 +121,17 @@ def repair(
       Horvath 2024, arXiv 2402.05966).
     - "closed-form": the standard deviation of a mixed unit is taken to be that of the mixed activations, which follows from
       the correlations between the endpoints, so that the mixed network is not run.
+    - "norms": no data; each filter is scaled to the interpolated norm of the endpoints' filters (`keep_norms`).
     - "bias": no data; the biases of a chain of layers without norms shrink with depth (`calibrate_biases`).
 
     Args:
         model: the mixed network; left untouched.
         endpoints: the networks it was mixed from, aligned: modules or state dicts.
-        data: batches to measure on, each inputs or a pair (inputs, target); read several times. None for the form "bias".
+        data: batches to measure on, each inputs or a pair (inputs, target); read several times. None for "norms" and "bias".
         symmetry: says which layers make hidden units.
         weights: how the endpoints were mixed; equal if not given.
         tolerance: how large a `Repair.mismatch` to accept after the first pass; infinity is the paper's single pass.
-        form: "repair", "rescale", "closed-form" or "bias".
+        form: "repair", "rescale", "closed-form", "norms" or "bias".
 
     Raises:
         ValueError: if nothing can be repaired, saying why.
@@ -143,8 +147,11 @@ def repair(
     if form == "bias":
         state, layers = calibrate_biases(mixed, states, weights, symmetry)
         return Repair(state, layers, (), {}, math.nan)
+    if form == "norms":
+        layers, skipped = _find_filters(model, symmetry)
+        return Repair(keep_norms(mixed, states, weights, layers), tuple(layers), (), skipped, math.nan)
     if data is None:
-        raise ValueError(f"{form!r} measures the units: give batches of data, or take the form 'bias', which needs none")
+        raise ValueError(f"{form!r} measures the units: give batches of data, or take the form 'norms', which needs none")
     data = check_data(data)
     ours = copy_model(model)
     norms = batch_norms(ours)
@@ -196,20 +203,36 @@ def find_layers(model: nn.Module, symmetry: Symmetry, data: Iterable[Any]) -> tu
     return axes, skipped
 
 
+def _find_filters(model: nn.Module, symmetry: Symmetry) -> tuple[list[str], dict[str, str]]:
+    """The layers that make free units along the first axis of their weight, and those that make them otherwise."""
+    found, skipped = [], {}
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Linear | Convolution) and _makes_units(path, symmetry):
+            why = _find_obstacle(path, module, symmetry, needs_bias=False)
+            if why is None:
+                found.append(path)
+            else:
+                skipped[path] = why
+    if not found:
+        reasons = "; ".join(f"{path}: {why}" for path, why in skipped.items())
+        raise ValueError(f"there is no layer to repair ({reasons or 'no linear or convolutional layer makes free units'})")
+    return found, skipped
+
+
 def _makes_units(path: str, symmetry: Symmetry) -> bool:
     """Whether a layer makes free units: the axis of its bias, or the first of its weight, has some."""
     weight, bias = symmetry.layouts.get(f"{path}.weight", ()), symmetry.layouts.get(f"{path}.bias")
     return bool(names(weight[:1] if bias is None else bias) & symmetry.groups.keys())
 
 
-def _find_obstacle(path: str, layer: nn.Module, symmetry: Symmetry) -> str | None:
+def _find_obstacle(path: str, layer: nn.Module, symmetry: Symmetry, needs_bias: bool = True) -> str | None:
     weight, bias = symmetry.layouts.get(f"{path}.weight"), symmetry.layouts.get(f"{path}.bias")
     tied = [keys for keys in symmetry.ties if {f"{path}.weight", f"{path}.bias"} & set(keys)]
     if weight is None:
         return "its weight is computed from other tensors"
-    if bias is None:
+    if bias is None and needs_bias:
         return "it has no bias to take the shift"
-    if type(layer).forward not in _PLAIN or bias != weight[:1]:
+    if type(layer).forward not in _PLAIN or (bias is not None and bias != weight[:1]):
         return "its units are not the first axis of its weight"
     if tied:
         return f"it shares {tied[0][0]!r} with {tied[0][1]!r}"

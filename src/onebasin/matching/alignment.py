@@ -178,7 +178,8 @@ def align(
         named, reason = recommend(chosen, read_state(model), read_state(to), has_data)
         notes = [f"{named.name} was chosen: {reason}."]
     elif method == AUTO:
-        notes = ["sinkhorn was chosen: it minimises any objective."]
+        reasons = {"sinkhorn": "it minimises any objective"}
+        notes = [f"{named.name} was chosen: {reasons.get(named.name, 'scales are learned best from there')}."]
     history: list[Entry] = []
 
     def report(entry: Entry) -> None:

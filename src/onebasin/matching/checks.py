@@ -77,7 +77,8 @@ def check_call(
     Args:
         models: those to permute.
         symmetry: likewise.
-        method: likewise; without a name, options and objectives are for "sinkhorn".
+        method: likewise; without a name, options and objectives are for "sinkhorn", and objectives on data with positive
+            scales for "activation-matching".
         objective: likewise.
         data: likewise.
         init: likewise.
@@ -103,7 +104,8 @@ def check_call(
     if method != AUTO:
         named = make_method(method, options)
     elif options or objective is not None:
-        named = make_method("sinkhorn", options)
+        on_activations = kinds == "positive" and goal.uses_data and not options
+        named = make_method("activation-matching" if on_activations else "sinkhorn", options)
     check_choice("kinds", kinds, *get_args(Kinds))
     if scaling is not None and not isinstance(scaling, Scaling):
         raise TypeError(f"scaling must be Scaling(...) or None, got {scaling!r}")

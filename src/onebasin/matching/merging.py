@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from onebasin.landscape.batches import check_data, take_example
-from onebasin.landscape.calibration import RepairForm, check_form
+from onebasin.landscape.calibration import DATA_FREE, RepairForm, check_form
 from onebasin.landscape.calibration import repair as repair_statistics
 from onebasin.landscape.normalised_twin import fold_twin, make_twin
 from onebasin.matching.alignment import Alignment, AlignOptions, align, transform_model
@@ -155,8 +155,8 @@ def _read_repair(
     if not isinstance(repair, str):
         return "repair", check_data(repair)
     check_form("repair", repair)
-    if repair != "bias" and data is None:
-        raise ValueError(f"repair={repair!r} measures the networks: give data=, or take repair='bias', which needs none")
+    if repair not in DATA_FREE and data is None:
+        raise ValueError(f"repair={repair!r} measures the networks: give data=, or take repair='norms', which needs none")
     return cast(RepairForm, repair), None if data is None else check_data(data)
 
 

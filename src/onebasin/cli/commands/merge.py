@@ -14,6 +14,7 @@ from onebasin.checkpoints import CheckpointSet, write_checkpoint
 from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
 from onebasin.cli.line_evaluation import LineEvaluator, list_numbers
+from onebasin.landscape.calibration import DATA_FREE
 from onebasin.matching.merging import Reference
 from onebasin.matching.recommendation import AUTO
 from onebasin.tensors.interpolation import check_weights
@@ -66,8 +67,8 @@ def merge(
         method=method, objective=objective, data=data, loss=loss, settings=settings, device=device,
         groups=groups or None, seed=seed, restarts=restarts, polish=polish, detect_copy=detect_copy,
     )  # fmt: skip
-    if repair not in (None, "bias") and alignment.data is None:
-        raise ValueError(f"--repair {repair} runs the networks: give --data, or take --repair bias, which needs none")
+    if repair not in (None, *DATA_FREE) and alignment.data is None:
+        raise ValueError(f"--repair {repair} runs the networks: give --data, or take --repair norms, which needs none")
     files = inputs.open_files(paths)
     outputs.check_outputs(out, files[0], paths, [report], force)
     outputs.check_drawing(report)
