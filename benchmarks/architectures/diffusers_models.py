@@ -144,7 +144,7 @@ _MODELS: dict[str, tuple[Any, ...]] = {
         16,
     ),
     "UNetSpatioTemporalConditionModel": (
-        {"block_out_channels": (32, 64), "layers_per_block": 1, "cross_attention_dim": _TEXT, "num_attention_heads": 4}
+        {"block_out_channels": (64, 128), "layers_per_block": 1, "cross_attention_dim": _TEXT, "num_attention_heads": 4}
         | {"down_block_types": ("CrossAttnDownBlockSpatioTemporal", "DownBlockSpatioTemporal"), "addition_time_embed_dim": 8}
         | {
             "up_block_types": ("UpBlockSpatioTemporal", "CrossAttnUpBlockSpatioTemporal"),
