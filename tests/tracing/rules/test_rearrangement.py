@@ -7,6 +7,17 @@ from torch import nn
 
 import onebasin as ob
 
+
+def interleave(x, step):
+    """Parts of an axis, one after the other, written with steps."""
+    made, begin = torch.zeros_like(x), 0
+    for start in range(step):
+        end = begin + len(range(start, x.shape[1], step))
+        made = torch.slice_scatter(made, x[:, begin:end], 1, start, x.shape[1], step)
+        begin = end
+    return made
+
+
 # A forward, and the sizes of the groups that a person counts.
 CASES = [
     (lambda self, x: self.last(self.first(x).squeeze(()).squeeze()), [8]),
@@ -25,6 +36,11 @@ CASES = [
     ),  # and two units that nothing reads
     (lambda self, x: self.last(torch.slice_scatter(self.first(x), x[:, :0], 1, 2, 2)), [8]),
     (lambda self, x: self.last(torch.slice_scatter(self.first(x), x, 1, 0, 8, 2)), []),
+    (lambda self, x: self.last(interleave(self.first(x), 2)), [4]),
+    (lambda self, x: self.last(interleave(self.first(x), 4)), [2]),
+    (lambda self, x: self.last(interleave(self.first(x), 3)), []),  # three does not divide eight
+    (lambda self, x: self.last(torch.slice_scatter(self.first(x), self.first(x)[:, 1::2], 1, 0, 8, 2)), [4]),
+    (lambda self, x: self.last(torch.slice_scatter(self.first(x), self.first(x)[:, :3], 1, 0, 6, 2)), []),
     (lambda self, x: self.last(torch.select_scatter(self.first(x), x[:, 0], 1, 3)), [3, 4]),
     (lambda self, x: self.last(self.first(x).view(torch.int32).view(torch.float32)), [8]),
     (lambda self, x: self.last(self.first(x)) + self.first(x).view(torch.int16).float().mean(), []),

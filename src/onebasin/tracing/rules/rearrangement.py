@@ -201,7 +201,7 @@ def slice_(trace: Trace, args: Arguments) -> Axes:
     start, end = _bounds(args, extent)
     if step == 1 or start == end:
         return _narrow(trace, axes, dim, start, end - start)
-    if extent % step or start >= step or end != extent:
+    if not _steps_through(extent, start, end, step):
         reason = "sliced with a step that does not divide it"
         trace.pin(axes[dim], reason=reason)
         return replace_axis(axes, dim, trace.pinned(args.shape[dim], reason))
@@ -218,11 +218,24 @@ def narrow_(trace: Trace, args: Arguments) -> Axes:
 
 
 def slice_scatter(trace: Trace, args: Arguments) -> Axes:
-    """A tensor with a range of an axis replaced."""
-    if (args.get("step") or 1) != 1:
-        raise NotCovered("a slice with a step is written")
-    start, end = _bounds(args, args.input[args.dim].size)
-    return args.input if start == end else _replace(trace, args.input, args["src"], args.dim, start, end)
+    """A tensor with a range of an axis replaced, or every k-th entry of it."""
+    axes, dim, step, source = args.input, args.dim, args.get("step") or 1, args["src"]
+    extent = axes[dim].size
+    start, end = _bounds(args, extent)
+    if start == end:
+        return axes
+    if step == 1:
+        return _replace(trace, axes, source, dim, start, end)
+    if not _steps_through(extent, start, end, step):
+        raise NotCovered("a slice is written with a step that does not divide the axis")
+    split_axes = replace_axis(axes, dim, *trace.split(axes[dim], step))
+    written = _replace(trace, split_axes, insert_axis(source, dim + 1, ONE), dim + 1, start, start + 1)
+    return (*written[:dim], Product(written[dim : dim + 2]), *written[dim + 2 :])
+
+
+def _steps_through(extent: int, start: int, end: int, step: int) -> bool:
+    """Whether a slice has one entry of each run of `step` entries, at the same place in each."""
+    return extent % step == 0 and start < step and end == extent
 
 
 def select_scatter(trace: Trace, args: Arguments) -> Axes:
