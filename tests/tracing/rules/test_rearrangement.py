@@ -2,10 +2,15 @@
 
 import pytest
 import torch
-from cases import Fn, check_groups
+from cases import Fn, call_of, check_groups, two_layers
 from torch import nn
 
 import onebasin as ob
+from onebasin.programs.exporting import export
+from onebasin.programs.recording import record
+from onebasin.tracing.conversion import to_symmetry
+from onebasin.tracing.trace import Trace
+from onebasin.tracing.walk import walk
 
 
 def interleave(x, step):
@@ -73,3 +78,12 @@ def test_a_relative_shift_keeps_heads_and_units():
     symmetry = ob.symmetry(model, torch.rand(2, 5, 4), verify=False)
     assert sorted((group.size, len(group.parents)) for group in symmetry.groups.values()) == [(3, 0), (4, 1)]
     assert symmetry.verify(model, torch.rand(2, 5, 4)) < 1e-9
+
+
+@pytest.mark.parametrize(("read", "where"), [(record, "made for the model"), (export, "arange")])
+def test_numbers_that_are_counted_are_a_constant_that_varies(read, where):
+    model = two_layers(lambda self, x: self.last(self.first(x) * torch.arange(8)))
+    program, trace = read(model, call_of(torch.rand(3, 4))), Trace()
+    walk(program, trace)
+    pin = to_symmetry(trace, model, [program]).pinned["first.weight", 0]
+    assert (pin.reason, pin.operation) == ("a constant that varies", where)

@@ -256,6 +256,11 @@ def _replace(trace: Trace, axes: Axes, source: Axes, dim: int, start: int, end: 
     return insert_axis(others, dim, parts[0] if len(parts) == 1 else resolve(Sum(tuple(parts))))
 
 
+def count(trace: Trace, args: Arguments) -> Axes:
+    """Numbers that differ along their axis: arange, linspace and logspace."""
+    return tuple(trace.pinned(n, "a constant that varies") for n in args.shape)
+
+
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as"), view),
     "permute": lambda trace, args: tuple(args.input[dim] for dim in args["dims"]),
@@ -279,6 +284,7 @@ RULES: dict[str, Rule] = {
     "slice": slice_,
     "narrow": narrow_,
     "slice_scatter": slice_scatter,
+    **dict.fromkeys(("arange", "linspace", "logspace"), count),
     "select_scatter": select_scatter,
     **dict.fromkeys(
         ("zero", "zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros",
