@@ -51,6 +51,8 @@ CASES = [
     (lambda self, x: self.last(self.first(x)) + self.first(x).view(torch.int16).float().mean(), []),
     (lambda self, x: self.last(torch.stack([self.first(x)]).squeeze(0)), [8]),
     (lambda self, x: self.last(self.first(x)[:, :1].expand(3, 8)), [8]),
+    (lambda self, x: self.last(torch.mul(*torch.broadcast_tensors(self.first(x), self.scale))), [8]),
+    (lambda self, x: self.last(self.first(x) + torch.broadcast_tensors(x[:, :1], self.scale)[0]), [8]),
     (lambda self, x: self.last(torch.tile(self.first(x)[:, :4], (2,))), [4, 2]),
     (lambda self, x: self.last(torch.hstack(self.first(x).split([3, 5], 1))), [3, 5]),
     (lambda self, x: self.last(torch.hstack([self.first(x).sum(0), self.first(x).sum()])[:8]), [8]),

@@ -92,8 +92,12 @@ def squeeze(trace: Trace, args: Arguments) -> Axes:
 
 def expand(trace: Trace, args: Arguments) -> Axes:
     """Axes of extent one repeated: uniform along them."""
-    axes = (ONE,) * (len(args.shape) - len(args.input)) + args.input
-    return tuple(axis if axis.size == n else repeated(args.input, n) for axis, n in zip(axes, args.shape, strict=True))
+    return _expand(args.input, args.shape)
+
+
+def _expand(axes: Axes, shape: Sequence[int]) -> Axes:
+    padded = (ONE,) * (len(shape) - len(axes)) + axes
+    return tuple(axis if axis.size == n else repeated(axes, n) for axis, n in zip(padded, shape, strict=True))
 
 
 def repeated(axes: Axes, times: int) -> AxisTerm:
@@ -270,6 +274,7 @@ RULES: dict[str, Rule] = {
     "squeeze": squeeze,
     "unsqueeze": lambda trace, args: insert_axis(args.input, args["dim"], ONE),
     **dict.fromkeys(("expand", "expand_as", "broadcast_to"), expand),
+    "broadcast_tensors": lambda trace, args: [_expand(axes, args.shape) for axes in args["tensors"]],
     **dict.fromkeys(("repeat", "tile"), repeat),
     "repeat_interleave": repeat_interleave,
     **dict.fromkeys(
