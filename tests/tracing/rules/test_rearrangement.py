@@ -68,6 +68,21 @@ def test_groups(forward, sizes):
     check_groups(forward, sizes)
 
 
+def test_heads_across_a_concatenation():
+    """Queries, keys and values side by side, cut into heads of (query, key, value) as in EfficientViT."""
+
+    def forward(self, x):
+        packed = torch.cat([self.q(x), self.k(x), self.v(x)], -1)
+        q, k, v = packed.reshape(2, 5, 2, 12).transpose(1, 2).chunk(3, -1)
+        return self.out(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).reshape(2, 5, 8))
+
+    model = Fn(forward, q=nn.Linear(4, 8), k=nn.Linear(4, 8), v=nn.Linear(4, 8), out=nn.Linear(8, 2))
+    symmetry = ob.symmetry(model, torch.rand(2, 5, 4), verify=False)
+    assert {group.size for group in symmetry.groups.values()} == {4}
+    assert symmetry.num_free == 24
+    assert symmetry.verify(model, torch.rand(2, 5, 4)) < 1e-9
+
+
 def test_a_relative_shift_keeps_heads_and_units():
     """Scores of relative positions are shifted by a pad and two views; these cut across positions, not across heads."""
 
