@@ -169,5 +169,11 @@ Real architectures, traced without weights of their own. Made by `{command}`, on
 - *at a single token*: text models traced at one token, checked at nine; the share of hidden units that is free then.
 - *without verification*: where `verify=False` finds another symmetry, whether that one is right at the same inputs.
 - *pinned*: axes of parameters that cannot move and are neither model input nor output, by reason.
+- *DETR*: in every layer of the encoder a table of sines and cosines, which is a constant, is added to the stream. So
+  exchanging two units of that stream changes the function, and they are rightly pinned: with learned positions in place of
+  the table they are free (the rows with that name). What is left there belongs to the decoder: it starts from zeros, so
+  its first layer has projections that meet nothing but zeros, and conditional DETR multiplies units by sines of its own.
+- *UNetMotionModel*: the example has fewer frames than the tables of positions in its state, and a table that is read in
+  part might be made anew for longer videos; where all of it is read it moves like a parameter.
 - *`rebasin`*: the same oracle on that package, by `python -m benchmarks.peer_rebasin` in a venv of its own.
 """

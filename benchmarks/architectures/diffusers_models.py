@@ -98,6 +98,12 @@ _WAN = {
 }
 
 # The class, and what tells rows of one class apart: configuration, inputs, length, fixed arguments of the call if any
+_MOTION = {**_UNET, "cross_attention_dim": _TEXT, "num_attention_heads": 4, "motion_num_attention_heads": 4}
+_MOTION |= {"down_block_types": ("CrossAttnDownBlockMotion", "DownBlockMotion")}
+_MOTION |= {"up_block_types": ("UpBlockMotion", "CrossAttnUpBlockMotion")}
+_MOVING: Parts = {"sample": _video(4), "timestep": _steps}
+_MOVING |= {"encoder_hidden_states": lambda batch, _: torch.randn(3 * batch, 5, _TEXT)}
+
 _MODELS: dict[str, tuple[Any, ...]] = {
     "UNet2DModel": (
         {**_UNET, "attention_head_dim": 4, "down_block_types": ("DownBlock2D", "AttnDownBlock2D")}
@@ -134,17 +140,11 @@ _MODELS: dict[str, tuple[Any, ...]] = {
         32,
     ),
     "UNet3DConditionModel": (_CROSS_3D, {"sample": _video(4), **_CONDITIONED}, 16),
-    "UNetMotionModel": (
-        {**_UNET, "cross_attention_dim": _TEXT, "num_attention_heads": 4, "motion_num_attention_heads": 4}
-        | {
-            "down_block_types": ("CrossAttnDownBlockMotion", "DownBlockMotion"),
-            "up_block_types": ("UpBlockMotion", "CrossAttnUpBlockMotion"),
-        },
-        {"sample": _video(4), "timestep": _steps, "encoder_hidden_states": lambda b, _: torch.randn(3 * b, 5, _TEXT)},
-        16,
-    ),
+    "UNetMotionModel": (_MOTION, _MOVING, 16),
+    "UNetMotionModel, as many frames as positions": ({**_MOTION, "motion_max_seq_length": 3}, _MOVING, 16),
     "UNetSpatioTemporalConditionModel": (
-        {"block_out_channels": (32, 64), "layers_per_block": 1, "cross_attention_dim": _TEXT, "num_attention_heads": 4}
+        # Its norms have 32 groups: of two channels at least, where the model itself has ten.
+        {"block_out_channels": (64, 128), "layers_per_block": 1, "cross_attention_dim": _TEXT, "num_attention_heads": 4}
         | {"down_block_types": ("CrossAttnDownBlockSpatioTemporal", "DownBlockSpatioTemporal"), "addition_time_embed_dim": 8}
         | {
             "up_block_types": ("UpBlockSpatioTemporal", "CrossAttnUpBlockSpatioTemporal"),

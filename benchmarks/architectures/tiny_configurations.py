@@ -170,5 +170,14 @@ GIVEN: dict[str, dict[str, Any]] = {
     "zaya": {"num_experts_per_tok": 1},
 }
 """What the name of an entry does not tell, by type of model."""
+_LEARNED = {"learned positions": {"position_embedding_type": "learned"}}
+
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "conditional_detr": _LEARNED,
+    "deformable_detr": _LEARNED,
+    "detr": _LEARNED,
+}
+"""More rows of a type of model, each with entries of its configuration."""
+
 LEFT_OUT: set[str] = {"dinat", "layoutlmv2", "timm_backbone", "timm_wrapper", "omdet-turbo"}
 """They need another package, or are models of timm."""

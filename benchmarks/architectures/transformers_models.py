@@ -19,7 +19,7 @@ from benchmarks.architectures.architecture import (
     declare_torchvision_operators,
     tokens,
 )
-from benchmarks.architectures.tiny_configurations import GIVEN, LEFT_OUT, VOCABULARY, shrink
+from benchmarks.architectures.tiny_configurations import GIVEN, LEFT_OUT, VARIANTS, VOCABULARY, shrink
 
 _HEADS = (
     "SPEECH_SEQ_2_SEQ", "SEQ_TO_SEQ_CAUSAL_LM", "CAUSAL_LM", "MASKED_LM", "IMAGE_CLASSIFICATION", "CTC", "OBJECT_DETECTION",
@@ -49,6 +49,9 @@ def transformers_architectures() -> Iterator[Architecture]:
             kind=kind,
             counted=_COUNTED.get(name),
         )
+        for variant, given in VARIANTS.get(name, {}).items():
+            make = lambda a=(name, config_name, class_name, given): make_example(*a)  # noqa: E731
+            yield Architecture("transformers", f"{name}, {variant}", make, kind=f"{kind}, {variant}" if kind else "")
 
 
 _MIXTURES = {
@@ -96,8 +99,8 @@ def _find_class(name: str, modeling_auto: Any) -> str | None:
     return None
 
 
-def make_example(name: str, config_name: str, class_name: str) -> Example:
-    """A tiny model, and the first of the calls its signature suggests that it takes.
+def make_example(name: str, config_name: str, class_name: str, given: dict[str, Any] | None = None) -> Example:
+    """A tiny model, with these entries of its configuration, and the first call its signature suggests that it takes.
 
     Raises:
         NotMade: if it cannot be made, is not tiny, or takes none of them.
@@ -108,7 +111,7 @@ def make_example(name: str, config_name: str, class_name: str) -> Example:
     torch.manual_seed(0)
     try:
         model_class = getattr(transformers, class_name)
-        config = _fit(shrink(getattr(transformers, config_name), GIVEN.get(name)), model_class)
+        config = _fit(shrink(getattr(transformers, config_name), GIVEN.get(name, {}) | (given or {})), model_class)
         with torch.device("meta"):
             size = sum(parameter.numel() for parameter in model_class(config).parameters())
         if size > 2 * 10**7:

@@ -46,6 +46,21 @@ def write_a_constant_after_it_was_read(self, x):
     return self.last(h * weights)
 
 
+def read_what_zeros_became(self, x):
+    h, zeros = self.first(x), torch.zeros(3, 8)
+    before = zeros[:, :4]
+    zeros[:, :] = h
+    return self.last(torch.cat([before, h[:, 4:]], 1))
+
+
+def write_zeros_through_two_slices(self, x):
+    zeros = torch.zeros(3, 8)
+    first, second = zeros[:, :4], zeros[:, 2:]
+    first.copy_(self.first(x)[:, :4])
+    second.copy_(self.first(x)[:, 2:])
+    return self.last(zeros)
+
+
 def write_an_input(self, x):
     x.add_(1.0)
     return self.last(self.first(x))
@@ -67,6 +82,8 @@ REFUSED = {
     read_what_another_view_wrote: [3, 4],  # all units but the one that is written
     write_what_has_another_name: [],
     write_a_constant_after_it_was_read: [],
+    read_what_zeros_became: [4, 4],
+    write_zeros_through_two_slices: None,
     write_an_input: [8],
     write_a_buffer: [],
     return_something_else: None,
@@ -119,9 +136,45 @@ def copy_between_units(self, x):
     return self.last(h.sin())
 
 
-@pytest.mark.parametrize(
-    ("forward", "sizes"), [(overwrite_a_unit, [7]), (overwrite_a_row_of_a_part, [2, 6]), (copy_between_units, [2, 2, 2])]
-)
+def fill_slices_of_zeros(self, x):
+    h, zeros = self.first(x), torch.zeros(len(x), 8)
+    zeros[:, :3] = h[:, :3]
+    zeros[:, 3:] = h[:, 3:] + zeros[:, :3].sum(1, keepdim=True)
+    return self.last(zeros)
+
+
+def fill_a_row_of_a_part_of_zeros(self, x):
+    h, zeros = self.first(x), torch.zeros(3, 8)
+    zeros[:, 2:][0].add_(h[0, 2:])
+    return self.last(zeros + h)
+
+
+def interleave_in_zeros(self, x):
+    first, second = self.first(x).chunk(2, -1)
+    made = torch.empty_like(torch.cat([first, second], -1))
+    made[..., 0::2] = first.sin()
+    made[..., 1::2] = second.cos()
+    return self.last(made)
+
+
+def add_to_everything(self, x):
+    h = self.first(x)
+    h[..., :8] += x.sum()
+    return self.last(h)
+
+
+FOLLOWED = {
+    overwrite_a_unit: [7],
+    overwrite_a_row_of_a_part: [2, 6],
+    copy_between_units: [2, 2, 2],
+    fill_slices_of_zeros: [3, 5],
+    fill_a_row_of_a_part_of_zeros: [2, 6],
+    interleave_in_zeros: [4],
+    add_to_everything: [8],
+}
+
+
+@pytest.mark.parametrize(("forward", "sizes"), FOLLOWED.items(), ids=lambda f: getattr(f, "__name__", ""))
 def test_writes_through_slices_are_followed(forward, sizes):
     model = two_layers(forward)
     symmetry = ob.symmetry(model, torch.rand(3, 4))

@@ -56,3 +56,16 @@ def test_a_trace_without_operations():
     symmetry = to_symmetry(trace, model, [])
     assert [group.size for group in symmetry.groups.values()] == [4]
     assert symmetry.pinned["weight", 0] == Pin("for a test")
+
+
+def test_units_that_are_told_apart_one_by_one_are_hidden_and_explained():
+    """Halves of three units each, cut into pairs and multiplied by constants."""
+
+    def forward(self, x):
+        pairs = torch.cat([self.first(x), self.second(x)], -1).view(-1, 3, 2)
+        return self.last((pairs * torch.arange(6.0).view(3, 2)).flatten(1))
+
+    model = Fn(forward, first=nn.Linear(4, 3), second=nn.Linear(4, 3), last=nn.Linear(6, 2))
+    symmetry = ob.symmetry(model, torch.rand(3, 4), verify=False)
+    assert (symmetry.num_hidden, symmetry.num_free) == (6, 0)
+    assert {key for key, axis in symmetry.pinned if axis == 0} >= {"first.weight", "first.bias", "second.weight"}

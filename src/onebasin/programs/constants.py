@@ -135,7 +135,7 @@ class Makings:
     def add_opaque(self, tensor: Tensor) -> Tensor:
         """Add a tensor that was made from Python numbers. It is returned."""
         node = self._graph.create_node("placeholder", "numbers")
-        node.meta["val"] = make_empty(tensor)
+        node.meta.update(val=make_empty(tensor), numbers=tensor)
         return self._keep(tensor, node)
 
     def _keep(self, tensor: Tensor, node: Node) -> Tensor:

@@ -303,7 +303,7 @@ class _Recorder(TorchDispatchMode):
             self._add_input(tensor, kind, name)
         return self._nodes[id(tensor)]
 
-    def _add_input(self, tensor: Tensor, kind: InputKind, name: str) -> None:
+    def _add_input(self, tensor: Tensor, kind: InputKind, name: str, is_taken: bool = False) -> None:
         node = self.graph.create_node("placeholder", name)
         node.meta = {"val": self._shapes.of(tensor)}
         if kind == InputKind.CONSTANT_TENSOR:
@@ -313,7 +313,10 @@ class _Recorder(TorchDispatchMode):
         if kind not in (InputKind.PARAMETER, InputKind.BUFFER):
             self._given[node.name] = tensor
         self._nodes[id(tensor)] = node
-        self._views.add_input(tensor)
+        if is_taken:
+            self._views.add_result(tensor, None, True)
+        else:
+            self._views.add_input(tensor)
 
     def _add_result(self, node: Node, device: torch.device, operands: list[Tensor], shared: int | None) -> Tensor:
         result = _StandIn(node.meta["val"], device)
@@ -344,17 +347,30 @@ class _Recorder(TorchDispatchMode):
         if (before.shape, before.dtype) != (after.shape, after.dtype):
             raise NotRecordable(f"{func} casts what it writes")
         self._nodes[id(target)] = self._add_node(variant, nodes, before)
-        for part, whole, scatter, more, options in self._views.write(target) if has_views else ():
+        for part, whole, _, scatter, more, options in self._views.write(target) if has_views else ():
             value = self._find_node(whole)
             nodes = (value, self._nodes[id(part)], *more), options
             self._nodes[id(whole)] = self._add_node(scatter, nodes, value.meta["val"])
         return target
 
     def _take_constant(self, target: Tensor) -> None:
-        """Make a constant that is about to be written a node, such as zeros that something is added to."""
+        """Make a constant that is about to be written a node, such as zeros that something is added to.
+
+        If it is a slice of another, that is written too, so it becomes a node as well.
+        """
         self._constants.take(target)
-        self._add_input(target, InputKind.CONSTANT_TENSOR, f"made for {self._modules[-1][0] or 'the model'}")
+        parts = []
+        while (found := self._views.find_part(target)) is not None:
+            parts.append(found)
+            target = found.whole
+        name = f"made for {self._modules[-1][0] or 'the model'}"
+        self._add_input(target, InputKind.CONSTANT_TENSOR, name, is_taken=True)
         self._written.add(id(target))
+        for found in reversed(parts):
+            nodes = (self._nodes[id(found.whole)], *found.args), found.kwargs
+            self._nodes[id(found.part)] = self._add_node(found.slice, nodes, self._shapes.of(found.part))
+            self._views.add_result(found.part, found.whole, True)
+            self._written.add(id(found.part))
 
     def _compute_constant(self, func: Any, args: Any, kwargs: Any, operands: list[Tensor]) -> Any:
         if func is torch.ops.aten.lift_fresh.default:  # made from Python numbers or an array, which may be written later
@@ -362,7 +378,9 @@ class _Recorder(TorchDispatchMode):
         for operand in operands:
             self._constants.check(operand)
         self._constants.check_write(func, args, kwargs)
-        return self._makings.add(func, args, kwargs, self._constants.add(run_operation(func, args, kwargs), operands))
+        result = self._constants.add(run_operation(func, args, kwargs), operands)
+        self._views.add_part(result, func, args, kwargs)
+        return self._makings.add(func, args, kwargs, result)
 
     def finish(self, result: Any, training: bool) -> Program:
         """The program. Its outputs are all tensors that the call returned."""

@@ -15,14 +15,19 @@ from onebasin.programs.failures import NotRecordable
 _WRITING_BACK = {
     torch.ops.aten.slice.Tensor: torch.ops.aten.slice_scatter.default,
     torch.ops.aten.select.int: torch.ops.aten.select_scatter.default,
+    torch.ops.aten.alias.default: torch.ops.aten.copy.default,  # a slice of everything
 }
 
 
 class Part(NamedTuple):
-    """A tensor that is a slice of another, and how to put a new value of it back: ``scatter(whole, part, *args)``."""
+    """A tensor that is a slice of another, ``slice(whole, *args)``, and how to put a new value of it back.
+
+    That is ``scatter(whole, part, *args)``.
+    """
 
     part: Tensor
     whole: Tensor
+    slice: Any
     scatter: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -60,7 +65,11 @@ class Views:
     def add_part(self, part: Tensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Remember what the result of an operation is a slice of, if it is one."""
         if func in _WRITING_BACK:
-            self._parts[id(part)] = Part(part, args[0], _WRITING_BACK[func], args[1:], kwargs)
+            self._parts[id(part)] = Part(part, args[0], func, _WRITING_BACK[func], args[1:], kwargs)
+
+    def find_part(self, tensor: Tensor) -> Part | None:
+        """What a tensor is a slice of, if it is one."""
+        return self._parts.get(id(tensor))
 
     def check_read(self, tensor: Tensor) -> None:
         """Refuse a tensor whose memory was written through another view since."""

@@ -20,6 +20,7 @@ from onebasin.tracing.degrees import find_scales
 from onebasin.tracing.positions import pin_broken_orders
 from onebasin.tracing.trace import Trace
 
+_ALONE = Pin("each of its entries is told apart")
 _INTERLEAVED = Pin("interleaved segments are treated alike")
 
 
@@ -47,6 +48,8 @@ def to_symmetry(trace: Trace, model: nn.Module, programs: Iterable[Program], wit
             reasons = [atom.pin for atom in leaves(axis) if atom.pin and atom.size > 1]
             if reasons:
                 pinned[key, number] = reasons[0]
+            elif axis.size > 1 and all(atom.size == 1 for atom in leaves(axis)):
+                pinned[key, number] = _ALONE
     groups = {names[a]: Group(names[a], a.size, _parent_names(a, names)) for a in names if not a.pin}
     num_hidden, num_free = _count_units(trace)
     return Symmetry(
@@ -190,7 +193,7 @@ def _num_outputs(term: AxisTerm, outputs: set[Atom]) -> int:
     """How many positions are a model output. A product is one if all its factors are."""
     match term:
         case Sum(children):
-            return sum(_num_outputs(c, outputs) for c in children)
+            return sum(_num_outputs(c, outputs) for c in children if any(True for _ in leaves(c)))
     return term.size if outputs.issuperset(leaves(term)) else 0
 
 

@@ -104,7 +104,7 @@ class Trace:
 
     def split(self, axis: AxisTerm, inner: int) -> Axes:
         """Split an axis into a product (outer, inner). It is pinned if its structure does not allow that."""
-        halves = unification.split(axis, inner)
+        halves = unification.split(axis, inner) or unification.split_segments(axis, inner)
         if halves is not None:
             return halves
         return self.scramble([axis], [axis.size // inner, inner], "reshaped across its structure")

@@ -137,7 +137,7 @@ class _Walk:
             if node.op == "placeholder" or not (node.all_input_nodes or self._find_rule(node)):
                 self.values[node] = _read_constant(node, name)
             else:
-                self.trace.enter(operation_name(node), "")
+                self.trace.enter(operation_name(node) if node.all_input_nodes else name, "")
                 self.values[node] = self._call(node)
             pending.pop()
         return self.values[made]

@@ -4,7 +4,7 @@ import pytest
 
 from onebasin.symmetries import Pin
 from onebasin.tracing.axes.terms import ONE, Atom, Piecewise, Product, Sum, Uniform, leaves, parents_of, resolve
-from onebasin.tracing.axes.unification import cut, join, join_all, narrow, pin, pinned, split
+from onebasin.tracing.axes.unification import cut, join, join_all, narrow, pin, pinned, split, split_segments
 
 WHY = Pin("for a test")
 
@@ -94,6 +94,25 @@ def test_splitting_a_sum_gives_a_piecewise_inner_part():
     assert (outer.size, inner.size) == (3, 2)
     assert isinstance(inner, Piecewise)
     assert split(Sum((Atom(3), Atom(3))), 2) is None
+
+
+def test_splitting_across_the_parts_of_a_sum_gives_segments():
+    first, second = Atom(6), Atom(2)
+    assert split(Sum((first, second)), 4) is None
+    halves = split_segments(Sum((first, second)), 4)
+    assert halves is not None
+    outer, inner = halves
+    assert sizes(outer) == [1, 1]
+    assert isinstance(inner, Piecewise)
+    assert [sizes(part) for part in inner.parts] == [[4], [2, 2]]
+    assert sizes(first) == [4, 2]
+    assert resolve(Product((outer, inner))) == Sum((*leaves(first), second))
+
+
+def test_what_is_no_sum_has_no_segments():
+    assert split_segments(Product((Atom(4), Atom(3))), 6) is None
+    assert split_segments(Sum((Atom(6), Atom(2))), 3) is None
+    assert split_segments(Sum((Atom(100), Atom(101))), 3) is None
 
 
 def test_cutting():

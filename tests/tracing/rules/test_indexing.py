@@ -8,6 +8,11 @@ from cases import check_groups
 CASES = [
     (lambda self, x: self.last(self.first(x)[torch.tensor([2, 0])]), [8]),
     (lambda self, x: self.last(self.first(x)[:, torch.arange(8)]), []),
+    (lambda self, x: self.last(self.first(x) * self.first(x)[:, [3]]), [3, 4]),
+    (lambda self, x: self.last(self.first(x) * self.first(x)[:, [-8]]), [7]),
+    (lambda self, x: self.last(self.first(x) * self.first(x)[[-1]]), [8]),
+    (lambda self, x: self.last(self.first(x) * self.first(x)[:, [-1, 0]].sum()), []),
+    (lambda self, x: self.last(self.first(x) * self.first(x)[[1], [2]]), []),
     (lambda self, x: self.last(self.first(x).index_select(0, torch.tensor(1))), [8]),
     (lambda self, x: self.last(self.first(x).gather(0, torch.zeros(1, 8).long())), [8]),
     (lambda self, x: self.last(self.first(x).gather(1, torch.arange(8).expand(3, 8))), []),

@@ -37,9 +37,13 @@ def test_groups_across_a_concatenation_leave_blocks_free():
     assert symmetry.verify(model, torch.rand(3, 4)) < 1e-9
 
 
-def test_groups_without_common_blocks_are_pinned():
+def test_groups_without_common_blocks_are_cut_at_their_ends():
+    """Groups of 7 over 5 + 9 channels: the second has 2 of the first group."""
+
     def forward(self, x):
         return self.last(F.group_norm(torch.cat([self.first(x), self.second(x)], 1), 2))
 
     model = Fn(forward, first=nn.Linear(4, 5), second=nn.Linear(4, 9), last=nn.Linear(14, 2))
-    assert not ob.symmetry(model, torch.rand(3, 4), verify=False).groups
+    symmetry = ob.symmetry(model, torch.rand(3, 4), verify=False)
+    assert sorted(group.size for group in symmetry.groups.values()) == [2, 5, 7]
+    assert symmetry.verify(model, torch.rand(3, 4)) < 1e-9

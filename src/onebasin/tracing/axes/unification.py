@@ -228,6 +228,24 @@ def split(term: AxisTerm, inner: int) -> tuple[AxisTerm, AxisTerm] | None:
     return None
 
 
+def split_segments(term: AxisTerm, inner: int) -> tuple[AxisTerm, AxisTerm] | None:
+    """Split a concatenation into a product (outer, inner) across its parts; None for anything else, and for many entries.
+
+    Each outer entry is a segment with a structure of its own, as in a stack of tensors: 8 + 4 entries as (3, 4) are the two
+    halves of the first part, and the second.
+    """
+    term = resolve(term)
+    if not isinstance(term, Sum) or term.size % inner or term.size // inner > _MAX_SEGMENTS:
+        return None
+    pieces = cut(term, range(inner, term.size, inner))
+    selector = Atom(len(pieces))
+    selector.link = Sum(tuple(Atom(1) for _ in pieces))
+    return selector, piecewise(selector, pieces)
+
+
+_MAX_SEGMENTS = 64
+
+
 def _split_product(factors: list[AxisTerm], inner: int) -> tuple[AxisTerm, AxisTerm] | None:
     within: list[AxisTerm] = []
     while inner > 1:

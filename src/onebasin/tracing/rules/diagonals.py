@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from onebasin.tracing.axes.terms import Atom, Axes
-from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, insert_axis
+from torch.fx import Node
+
+from onebasin.programs.shapes import bind_arguments
+from onebasin.tracing.axes.terms import Atom, Axes, Uniform, resolve
+from onebasin.tracing.rules.elementwise import broadcast
+from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, insert_axis, operation_name
 
 
 def eye(trace: Trace, args: Arguments) -> Axes:
@@ -33,6 +37,36 @@ def diagonal(trace: Trace, args: Arguments) -> Axes:
     axis = trace.join(*(args.input[dim] for dim in dims))
     trace.scope(axis)
     return (*(a for dim, a in enumerate(args.input) if dim not in dims), axis)
+
+
+def writes_diagonal(args: Arguments) -> bool:
+    """Whether an index_put writes x[i, i] for every i, with an index that is made by counting."""
+    indices, axes = bind_arguments(args.node)["indices"], args.input
+    return len(indices) == 2 and axes[0].size == axes[1].size > 1 and all(_counts(i, axes[0].size) for i in indices)
+
+
+def _counts(index: Node | None, size: int) -> bool:
+    """Whether an index is arange(size)."""
+    if index is None:
+        return False
+    made = index.meta.get("making", index)
+    while operation_name(made) in ("detach", "alias", "clone"):
+        made = made.args[0]
+    if operation_name(made) != "arange":
+        return False
+    arguments = bind_arguments(made)
+    return not arguments.get("start") and arguments.get("step", 1) == 1 and tuple(made.meta["val"].shape) == (size,)
+
+
+def write_diagonal(trace: Trace, args: Arguments) -> Axes:
+    """x[i, i] = values[i] for every i: a depthwise filter is written so, into zeros."""
+    rows, columns, *kept = args.input
+    axis, *kept = broadcast(trace, (trace.join(rows, columns), *kept), args["values"])
+    if isinstance(resolve(axis), Uniform):  # the diagonal differs from the rest
+        axis = Atom(axis.size, frozenset())
+    trace.scope(axis)
+    trace.scope(*kept)
+    return (axis, axis, *kept)
 
 
 RULES: dict[str, Rule] = {"eye": eye, "diag_embed": diag_embed, "diagonal": diagonal}

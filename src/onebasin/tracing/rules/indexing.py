@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onebasin.programs.shapes import bind_arguments
 from onebasin.tracing.axes.terms import ONE, Axes
+from onebasin.tracing.axes.unification import narrow
 from onebasin.tracing.rules.elementwise import broadcast
 from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, replace_axis
 
@@ -16,12 +17,23 @@ def index(trace: Trace, args: Arguments) -> Axes:
     indexed = [dim for dim, i in enumerate(indices) if i is not None]
     if has_masks(args):
         return _select_masked(trace, args, indexed)
+    if (place := _find_place(args, indexed)) is not None:
+        return narrow(axes, indexed[0], place % axes[indexed[0]].size, 1)
     trace.pin_order(axes, indexed, _REASON)
     common = broadcast(trace, *(indices[dim] for dim in indexed))
     is_adjacent = indexed == list(range(indexed[0], indexed[-1] + 1))
     start = indexed[0] if is_adjacent else 0
     kept = [axis for dim, axis in enumerate(axes) if dim not in indexed]
     return (*kept[:start], *common, *kept[start:])
+
+
+def _find_place(args: Arguments, indexed: list[int]) -> int | None:
+    """The entry that a list of one number in the code selects, as in x[:, [-2]], which is like x[:, -2:-1]."""
+    index = bind_arguments(args.node)["indices"][indexed[0]]
+    numbers = index.meta["making"].meta.get("numbers") if "making" in index.meta else None
+    if len(indexed) > 1 or numbers is None or numbers.is_meta or numbers.shape != (1,):
+        return None
+    return int(numbers)
 
 
 def _select_masked(trace: Trace, args: Arguments, indexed: list[int]) -> Axes:

@@ -92,8 +92,12 @@ def squeeze(trace: Trace, args: Arguments) -> Axes:
 
 def expand(trace: Trace, args: Arguments) -> Axes:
     """Axes of extent one repeated: uniform along them."""
-    axes = (ONE,) * (len(args.shape) - len(args.input)) + args.input
-    return tuple(axis if axis.size == n else repeated(args.input, n) for axis, n in zip(axes, args.shape, strict=True))
+    return _expand(args.input, args.shape)
+
+
+def _expand(axes: Axes, shape: Sequence[int]) -> Axes:
+    padded = (ONE,) * (len(shape) - len(axes)) + axes
+    return tuple(axis if axis.size == n else repeated(axes, n) for axis, n in zip(padded, shape, strict=True))
 
 
 def repeated(axes: Axes, times: int) -> AxisTerm:
@@ -201,7 +205,7 @@ def slice_(trace: Trace, args: Arguments) -> Axes:
     start, end = _bounds(args, extent)
     if step == 1 or start == end:
         return _narrow(trace, axes, dim, start, end - start)
-    if extent % step or start >= step or end != extent:
+    if not _steps_through(extent, start, end, step):
         reason = "sliced with a step that does not divide it"
         trace.pin(axes[dim], reason=reason)
         return replace_axis(axes, dim, trace.pinned(args.shape[dim], reason))
@@ -218,11 +222,24 @@ def narrow_(trace: Trace, args: Arguments) -> Axes:
 
 
 def slice_scatter(trace: Trace, args: Arguments) -> Axes:
-    """A tensor with a range of an axis replaced."""
-    if (args.get("step") or 1) != 1:
-        raise NotCovered("a slice with a step is written")
-    start, end = _bounds(args, args.input[args.dim].size)
-    return args.input if start == end else _replace(trace, args.input, args["src"], args.dim, start, end)
+    """A tensor with a range of an axis replaced, or every k-th entry of it."""
+    axes, dim, step, source = args.input, args.dim, args.get("step") or 1, args["src"]
+    extent = axes[dim].size
+    start, end = _bounds(args, extent)
+    if start == end:
+        return axes
+    if step == 1:
+        return _replace(trace, axes, source, dim, start, end)
+    if not _steps_through(extent, start, end, step):
+        raise NotCovered("a slice is written with a step that does not divide the axis")
+    split_axes = replace_axis(axes, dim, *trace.split(axes[dim], step))
+    written = _replace(trace, split_axes, insert_axis(source, dim + 1, ONE), dim + 1, start, start + 1)
+    return (*written[:dim], Product(written[dim : dim + 2]), *written[dim + 2 :])
+
+
+def _steps_through(extent: int, start: int, end: int, step: int) -> bool:
+    """Whether a slice has one entry of each run of `step` entries, at the same place in each."""
+    return extent % step == 0 and start < step and end == extent
 
 
 def select_scatter(trace: Trace, args: Arguments) -> Axes:
@@ -243,6 +260,11 @@ def _replace(trace: Trace, axes: Axes, source: Axes, dim: int, start: int, end: 
     return insert_axis(others, dim, parts[0] if len(parts) == 1 else resolve(Sum(tuple(parts))))
 
 
+def count(trace: Trace, args: Arguments) -> Axes:
+    """Numbers that differ along their axis: arange, linspace and logspace."""
+    return tuple(trace.pinned(n, "a constant that varies") for n in args.shape)
+
+
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as"), view),
     "permute": lambda trace, args: tuple(args.input[dim] for dim in args["dims"]),
@@ -252,6 +274,7 @@ RULES: dict[str, Rule] = {
     "squeeze": squeeze,
     "unsqueeze": lambda trace, args: insert_axis(args.input, args["dim"], ONE),
     **dict.fromkeys(("expand", "expand_as", "broadcast_to"), expand),
+    "broadcast_tensors": lambda trace, args: [_expand(axes, args.shape) for axes in args["tensors"]],
     **dict.fromkeys(("repeat", "tile"), repeat),
     "repeat_interleave": repeat_interleave,
     **dict.fromkeys(
@@ -266,6 +289,7 @@ RULES: dict[str, Rule] = {
     "slice": slice_,
     "narrow": narrow_,
     "slice_scatter": slice_scatter,
+    **dict.fromkeys(("arange", "linspace", "logspace"), count),
     "select_scatter": select_scatter,
     **dict.fromkeys(
         ("zero", "zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros",

@@ -37,6 +37,12 @@ def maximum(trace: Trace, args: Arguments) -> Any:
     return [result, result]
 
 
+def loss(trace: Trace, args: Arguments) -> Axes:
+    """A distance of two tensors, entry by entry, and the sum or mean of it."""
+    result = broadcast(trace, args.input, args["target"])
+    return result if args["reduction"] == 0 else ()
+
+
 def position(trace: Trace, args: Arguments) -> Axes:
     """Argmax and argmin: a position along the axis is read."""
     trace.pin_order(args.input, args.axes(args.get("dim")), _POSITION)
@@ -118,6 +124,7 @@ _ORDERED = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "flip", "ro
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_SYMMETRIC, reduce),
     **dict.fromkeys(("max", "min", "median"), maximum),
+    **dict.fromkeys(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"), loss),
     **dict.fromkeys(("argmax", "argmin"), position),
     "kthvalue": lambda trace, args: [position(trace, args)] * 2,
     **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax", "softmin"), softmax),

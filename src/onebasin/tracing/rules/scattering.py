@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from onebasin.tracing.axes.terms import ONE, Axes, AxisTerm
 from onebasin.tracing.positions import Positions, pin_positions
+from onebasin.tracing.rules.diagonals import write_diagonal, writes_diagonal
 from onebasin.tracing.rules.elementwise import broadcast
 from onebasin.tracing.rules.indexing import has_masks
 from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, insert_axis, replace_axis
@@ -54,6 +55,8 @@ def index_put(trace: Trace, args: Arguments) -> Axes:
     indexed = [dim for dim, index in enumerate(indices) if index is not None]
     if has_masks(args):
         return _fill_masked(trace, args, indexed)
+    if writes_diagonal(args):
+        return write_diagonal(trace, args)
     common = broadcast(trace, *(indices[dim] for dim in indexed))
     start = indexed[0] if indexed == list(range(indexed[0], indexed[-1] + 1)) else 0
     kept = [axis for dim, axis in enumerate(axes) if dim not in indexed]
