@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 import onebasin as ob
 from onebasin.programs.precision import compute_in_float64
+from onebasin.torch_internals import GROUPED_MM
 
 
 def test_a_view_of_other_strides_than_were_recorded_is_copied():
@@ -41,3 +42,10 @@ def test_generators_draw_the_same_numbers_and_are_not_used_up():
     first, second = (compute_in_float64(torch.ops.aten.rand.generator, ([4],), {"generator": generator}) for _ in range(2))
     assert torch.equal(first, second)
     assert torch.equal(generator.get_state(), torch.Generator().manual_seed(1).get_state())
+
+
+def test_rows_are_multiplied_by_the_matrix_of_their_group():
+    rows, weights = torch.rand(7, 4), torch.rand(3, 4, 8)
+    found = compute_in_float64(GROUPED_MM, (rows, weights, torch.tensor([2, 2, 6], dtype=torch.int32)), {})
+    expected = torch.cat([rows[:2].double() @ weights[0].double(), rows[2:6].double() @ weights[2].double()])
+    assert torch.equal(found[:6], expected)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx.node import map_aggregate
 
-from onebasin.torch_internals import TorchDispatchMode
+from onebasin.torch_internals import GROUPED_MM, TorchDispatchMode
 
 _WIDE = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
 _WIDE |= dict.fromkeys((torch.complex64, torch.complex32), torch.complex128)
@@ -37,11 +37,23 @@ def compute_on_copies(operation: Any, args: Any, kwargs: Any) -> Any:
     return operation(*args, **kwargs)
 
 
+def _multiply_groups(rows: Tensor, weights: Tensor, offs: Tensor, bias: None = None, out_dtype: Any = None) -> Tensor:
+    """Rows up to each offset times the matrix of their group. PyTorch's kernels are for types of at most 32 bits."""
+    result = rows.new_zeros(rows.shape[0], weights.shape[2])
+    start = 0
+    for end, weight in zip(offs.tolist(), weights, strict=True):
+        result[start:end] = rows[start:end] @ weight
+        start = end
+    return result
+
+
 def compute_in_float64(operation: Any, args: Any, kwargs: Any) -> Any:
     """Run an operation with its operands, every floating type that it names, and its results promoted."""
     if operation is torch.ops.aten.view.default:  # attention in float64 may return other strides than were recorded
         operation = torch.ops.aten.reshape.default
     args, kwargs = map_aggregate((args, kwargs), promote)
+    if operation is GROUPED_MM and (args[0].dim(), args[1].dim()) == (2, 3):
+        operation = _multiply_groups
     return map_aggregate(compute_on_copies(operation, args, kwargs), promote)
 
 
