@@ -28,7 +28,15 @@ def test_shapes_that_are_foreseen_are_those_that_are_computed(monkeypatch):
     assert read() == foreseen
 
 
-@pytest.mark.parametrize("operation", [torch.relu, torch.tanh, lambda x: F.batch_norm(x, torch.ones(3), torch.ones(3))])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        torch.relu,
+        torch.tanh,
+        lambda x: F.batch_norm(x, torch.ones(3), torch.ones(3)),
+        lambda x: F.batch_norm(x, None, None, training=True),
+    ],
+)
 @pytest.mark.parametrize(
     "arrange",
     [

@@ -139,9 +139,10 @@ def _infer_common(func: Any, inputs: Any, *others: Any) -> Tensor | None:
         fits &= all(b is None or (b.shape, b.dtype) == (weight.shape[:1], weight.dtype) for b in bias)
         if fits and inputs.dtype == weight.dtype:
             return torch.empty((*inputs.shape[:-1], weight.shape[0]), dtype=inputs.dtype, device=_META)
-    if func is torch.ops.aten.batch_norm.default and inputs.dim() > 1 and not others[4]:
-        fits = all(v is None or v.shape == inputs.shape[1:2] for v in others[:2])
-        fits &= all(v is not None and v.shape == inputs.shape[1:2] for v in others[2:4])
+    if func is torch.ops.aten.batch_norm.default and inputs.dim() > 1:
+        weight, bias, mean, variance, uses_batch = others[:5]
+        fits = all(v is None or v.shape == inputs.shape[1:2] for v in (weight, bias, mean, variance))
+        fits &= bool(uses_batch) or (mean is not None and variance is not None)
         made = make_empty(inputs) if _is_dense(inputs) else torch.empty(inputs.shape, dtype=inputs.dtype, device=_META)
         return made if fits else None
     return None
