@@ -84,6 +84,13 @@ def test_sums_of_pairs():
     assert [value.tolist() for value in found] == [[2, 2], [1, 1, 1]]
 
 
+def test_products_of_groups():
+    rows, weights, offsets = torch.rand(4, 4), torch.rand(2, 4, 4), torch.tensor([1, 4], dtype=torch.int32)
+    with internals.below_autograd(), Recorder() as seen:
+        nn.functional.grouped_mm(rows, weights, offs=offsets)
+    assert seen.seen == [str(internals.GROUPED_MM)]
+
+
 def test_base_classes():
     assert all(issubclass(kind, internals.BatchNorm) for kind in (nn.BatchNorm1d, nn.BatchNorm3d, nn.SyncBatchNorm))
     assert all(issubclass(kind, internals.Convolution) for kind in (nn.Conv1d, nn.ConvTranspose2d, nn.LazyConv3d))

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 __all__ = [
+    "GROUPED_MM",
     "BatchNorm",  # the base class of all batch norms, to find them in a module; without it each would have to be listed
     "Convolution",  # the base class of all convolutions, to find them in a module; without it each would have to be listed
     "TorchDispatchMode",  # sees every operation of a call, to record it; without it modules are exported, ten times slower
@@ -48,6 +49,12 @@ def below_autograd() -> AbstractContextManager[None]:
     """
     return torch._C._AutoDispatchBelowAutograd()
 
+
+GROUPED_MM = torch.ops.aten._grouped_mm.default
+"""What `torch.nn.functional.grouped_mm` calls: rows times the matrix of their group, as in a mixture of experts.
+
+Without it such mixtures are exported in place of recorded, ten times slower.
+"""
 
 ignore_torch_function = torch._C._disabled_torch_function_impl
 """As the ``__torch_function__`` of a tensor subclass: its operations go straight to the dispatcher.

@@ -163,6 +163,20 @@ def add_to_everything(self, x):
     return self.last(h)
 
 
+def fill_a_constant(self, x):
+    h = self.first(x)
+    made = h.new_empty(len(x), 8)
+    made[:, :3].copy_(h[:, 3:6])
+    made[:, 3:].copy_(h[:, 3:])
+    return self.last(made.sin())
+
+
+def fill_a_row_of_a_constant(self, x):
+    made = torch.zeros(2, len(x), 8)
+    made[1, 1:] = self.first(x)[1:]
+    return self.last(made[0] + made[1])
+
+
 FOLLOWED = {
     overwrite_a_unit: [7],
     overwrite_a_row_of_a_part: [2, 6],
@@ -171,6 +185,8 @@ FOLLOWED = {
     fill_a_row_of_a_part_of_zeros: [2, 6],
     interleave_in_zeros: [4],
     add_to_everything: [8],
+    fill_a_constant: [3, 2],
+    fill_a_row_of_a_constant: [8],
 }
 
 
@@ -180,6 +196,17 @@ def test_writes_through_slices_are_followed(forward, sizes):
     symmetry = ob.symmetry(model, torch.rand(3, 4))
     assert [f.name for f in symmetry.front_ends] == ["recording"]
     assert [group.size for group in symmetry.groups.values()] == sizes
+
+
+def test_a_slice_of_a_constant_that_was_written_through_another_is_refused():
+    def forward(self, x):
+        made = torch.zeros(len(x), 8)
+        other = made[:, 2:]
+        made[:, :4].copy_(self.first(x)[:, :4])
+        return self.last(torch.cat([made[:, :2], other], 1))
+
+    with pytest.raises(NotRecordable, match="other views"):
+        record(two_layers(forward), call_of(torch.rand(3, 4)))
 
 
 def test_parameters_outside_of_their_modules_are_known():

@@ -28,7 +28,15 @@ def test_shapes_that_are_foreseen_are_those_that_are_computed(monkeypatch):
     assert read() == foreseen
 
 
-@pytest.mark.parametrize("operation", [torch.relu, torch.tanh, lambda x: F.batch_norm(x, torch.ones(3), torch.ones(3))])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        torch.relu,
+        torch.tanh,
+        lambda x: F.batch_norm(x, torch.ones(3), torch.ones(3)),
+        lambda x: F.batch_norm(x, None, None, training=True),
+    ],
+)
 @pytest.mark.parametrize(
     "arrange",
     [
@@ -45,6 +53,15 @@ def test_strides_are_those_that_are_computed(operation, arrange):
     program = record(Fn(lambda self, x: operation(arrange(x))), call_of(inputs))
     (result,) = next(n for n in program.graph.nodes if n.op == "output").args[0]
     assert result.meta["val"].stride() == operation(arrange(inputs)).stride()
+
+
+@pytest.mark.parametrize("num_columns", [8, 5])
+def test_products_of_groups_are_foreseen(num_columns):
+    model = Fn(lambda self, x, offsets: F.grouped_mm(x, self.w.mT, offs=offsets), w=weight(3, num_columns, 4))
+    inputs = torch.rand(7, 4), torch.tensor([2, 4, 7], dtype=torch.int32)
+    (result,) = next(n for n in record(model, call_of(inputs)).graph.nodes if n.op == "output").args[0]
+    expected = model(*inputs)
+    assert (result.meta["val"].shape, result.meta["val"].stride()) == (expected.shape, expected.stride())
 
 
 def test_numbers_may_be_on_another_device():

@@ -45,3 +45,22 @@ def test_parameters_and_unknown_strides_are_not_written():
     assert views.has_other_views(result)
     assert not views.is_writable(view)
     assert not views.is_writable(result)
+
+
+def test_all_of_a_tensor_is_put_back():
+    views, whole = Views(), torch.empty(8, device="meta")
+    views.add_result(whole, None, True)
+    same = torch.empty(8, device="meta")
+    views.add_result(same, whole, True)
+    views.add_part(same, torch.ops.aten.alias.default, (whole,), {})
+    (found,) = views.write(same)
+    assert (found.part, found.whole, found.scatter) == (same, whole, torch.ops.aten.copy.default)
+    views.check_read(whole)
+
+
+def test_a_constant_is_written_once_all_its_views_are_known():
+    views, constant = Views(), torch.zeros(4)
+    views.add_input(constant)
+    assert not views.is_writable(constant)
+    views.make_writable(constant)
+    assert views.is_writable(constant)

@@ -303,7 +303,7 @@ class _Recorder(TorchDispatchMode):
             self._add_input(tensor, kind, name)
         return self._nodes[id(tensor)]
 
-    def _add_input(self, tensor: Tensor, kind: InputKind, name: str, is_taken: bool = False) -> None:
+    def _add_input(self, tensor: Tensor, kind: InputKind, name: str) -> None:
         node = self.graph.create_node("placeholder", name)
         node.meta = {"val": self._shapes.of(tensor)}
         if kind == InputKind.CONSTANT_TENSOR:
@@ -313,10 +313,7 @@ class _Recorder(TorchDispatchMode):
         if kind not in (InputKind.PARAMETER, InputKind.BUFFER):
             self._given[node.name] = tensor
         self._nodes[id(tensor)] = node
-        if is_taken:
-            self._views.add_result(tensor, None, True)
-        else:
-            self._views.add_input(tensor)
+        self._views.add_input(tensor)
 
     def _add_result(self, node: Node, device: torch.device, operands: list[Tensor], shared: int | None) -> Tensor:
         result = _StandIn(node.meta["val"], device)
@@ -325,7 +322,7 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def _write(self, func: Any, args: Any, kwargs: Any) -> Tensor:
-        """Record the functional variant. The target must be a result, a view of one, or a constant without other views.
+        """Record the functional variant. The target must be a result, a constant made while recording, or a slice of those.
 
         Its node is the new value's from then on.
         """
@@ -347,30 +344,27 @@ class _Recorder(TorchDispatchMode):
         if (before.shape, before.dtype) != (after.shape, after.dtype):
             raise NotRecordable(f"{func} casts what it writes")
         self._nodes[id(target)] = self._add_node(variant, nodes, before)
-        for part, whole, _, scatter, more, options in self._views.write(target) if has_views else ():
-            value = self._find_node(whole)
-            nodes = (value, self._nodes[id(part)], *more), options
-            self._nodes[id(whole)] = self._add_node(scatter, nodes, value.meta["val"])
+        for found in self._views.write(target) if has_views else ():
+            value = self._find_node(found.whole)
+            nodes = (value, self._nodes[id(found.part)], *found.args), found.kwargs
+            self._nodes[id(found.whole)] = self._add_node(found.scatter, nodes, value.meta["val"])
         return target
 
     def _take_constant(self, target: Tensor) -> None:
         """Make a constant that is about to be written a node, such as zeros that something is added to.
 
-        If it is a slice of another, that is written too, so it becomes a node as well.
+        If it is a slice, then all of the constant becomes a node, and the slice is an operation on it.
         """
         self._constants.take(target)
-        parts = []
-        while (found := self._views.find_part(target)) is not None:
-            parts.append(found)
-            target = found.whole
-        name = f"made for {self._modules[-1][0] or 'the model'}"
-        self._add_input(target, InputKind.CONSTANT_TENSOR, name, is_taken=True)
-        self._written.add(id(target))
-        for found in reversed(parts):
+        slices = list(self._views.iterate_parts(target))
+        whole = slices[-1].whole if slices else target
+        self._add_input(whole, InputKind.CONSTANT_TENSOR, f"made for {self._modules[-1][0] or 'the model'}")
+        self._views.make_writable(whole)
+        for found in reversed(slices):
             nodes = (self._nodes[id(found.whole)], *found.args), found.kwargs
-            self._nodes[id(found.part)] = self._add_node(found.slice, nodes, self._shapes.of(found.part))
+            self._nodes[id(found.part)] = self._add_node(found.view, nodes, self._shapes.of(found.part))
             self._views.add_result(found.part, found.whole, True)
-            self._written.add(id(found.part))
+        self._written |= {id(whole), *(id(found.part) for found in slices)}
 
     def _compute_constant(self, func: Any, args: Any, kwargs: Any, operands: list[Tensor]) -> Any:
         if func is torch.ops.aten.lift_fresh.default:  # made from Python numbers or an array, which may be written later

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from onebasin.programs.failures import ModuleFails, NeedsValues, NotRecordable, describe_error
-from onebasin.torch_internals import find_schema, memory_id, overload_name
+from onebasin.torch_internals import GROUPED_MM, find_schema, memory_id, overload_name
 
 _META = torch.device("meta")
 
@@ -49,6 +49,7 @@ class Shapes:
 
             args, kwargs = map_leaves(nodes, (Node, torch.device, torch.Generator), convert)
             found = _infer_common(func, *args) if args and not kwargs else None
+            found = _infer_grouped(*args, **kwargs) if func is GROUPED_MM else found
             if found is None:
                 found = _run_without_values(func, args, kwargs)
             results = [found] if isinstance(found, Tensor) else found
@@ -138,12 +139,28 @@ def _infer_common(func: Any, inputs: Any, *others: Any) -> Tensor | None:
         fits &= all(b is None or (b.shape, b.dtype) == (weight.shape[:1], weight.dtype) for b in bias)
         if fits and inputs.dtype == weight.dtype:
             return torch.empty((*inputs.shape[:-1], weight.shape[0]), dtype=inputs.dtype, device=_META)
-    if func is torch.ops.aten.batch_norm.default and inputs.dim() > 1 and not others[4]:
-        fits = all(v is None or v.shape == inputs.shape[1:2] for v in others[:2])
-        fits &= all(v is not None and v.shape == inputs.shape[1:2] for v in others[2:4])
+    if func is torch.ops.aten.batch_norm.default and inputs.dim() > 1:
+        weight, bias, mean, variance, uses_batch = others[:5]
+        fits = all(v is None or v.shape == inputs.shape[1:2] for v in (weight, bias, mean, variance))
+        fits &= bool(uses_batch) or (mean is not None and variance is not None)
         made = make_empty(inputs) if _is_dense(inputs) else torch.empty(inputs.shape, dtype=inputs.dtype, device=_META)
         return made if fits else None
     return None
+
+
+def _infer_grouped(
+    rows: Tensor, weights: Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None
+) -> Tensor | None:
+    """The result of rows times one matrix per group: each row begins at a multiple of 16 bytes. None for other operands.
+
+    Without values PyTorch takes bfloat16 alone.
+    """
+    fits = rows.dim() == 2 and weights.dim() == 3 and rows.shape[1] == weights.shape[1] and rows.dtype == weights.dtype
+    if not fits or offs is None or bias is not None or out_dtype not in (None, rows.dtype):
+        return None
+    num_columns, alignment = weights.shape[2], 16 // rows.dtype.itemsize
+    stride = -(-num_columns // alignment) * alignment
+    return torch.empty_strided((rows.shape[0], num_columns), (stride, 1), dtype=rows.dtype, device=_META)
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -15,19 +15,16 @@ from onebasin.programs.failures import NotRecordable
 _WRITING_BACK = {
     torch.ops.aten.slice.Tensor: torch.ops.aten.slice_scatter.default,
     torch.ops.aten.select.int: torch.ops.aten.select_scatter.default,
-    torch.ops.aten.alias.default: torch.ops.aten.copy.default,  # a slice of everything
+    torch.ops.aten.alias.default: torch.ops.aten.copy.default,  # a slice that is all of a tensor
 }
 
 
 class Part(NamedTuple):
-    """A tensor that is a slice of another, ``slice(whole, *args)``, and how to put a new value of it back.
-
-    That is ``scatter(whole, part, *args)``.
-    """
+    """A tensor that is ``view(whole, *args)``, and how to put a new value of it back: ``scatter(whole, part, *args)``."""
 
     part: Tensor
     whole: Tensor
-    slice: Any
+    view: Any
     scatter: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -40,13 +37,17 @@ class Views:
         self._tensors: list[Tensor] = []  # kept: an identity is unique among living objects only
         self._memory: dict[int, object] = {}  # by identity of a tensor: what it shares with its views
         self._num_views: Counter[object] = Counter()
-        self._writable: set[object] = set()  # memory of results alone, which no parameter, buffer, input or constant has
+        self._writable: set[object] = set()  # memory of results, which no parameter, buffer or input has
         self._parts: dict[int, Part] = {}
         self._outdated: set[int] = set()
 
     def add_input(self, tensor: Tensor) -> None:
         """Take in a parameter, a buffer, an input or a constant."""
         self._add(tensor, find_memory(tensor), 1)
+
+    def make_writable(self, tensor: Tensor) -> None:
+        """Say that all views of a tensor that may still be read are known."""
+        self._writable.add(self._memory[id(tensor)])
 
     def add_result(self, tensor: Tensor, owner: Tensor | None, has_known_strides: bool) -> None:
         """Take in the result of an operation, which may have the memory of an operand."""
@@ -67,9 +68,12 @@ class Views:
         if func in _WRITING_BACK:
             self._parts[id(part)] = Part(part, args[0], func, _WRITING_BACK[func], args[1:], kwargs)
 
-    def find_part(self, tensor: Tensor) -> Part | None:
-        """What a tensor is a slice of, if it is one."""
-        return self._parts.get(id(tensor))
+    def iterate_parts(self, part: Tensor) -> Iterator[Part]:
+        """Yield what a tensor is a slice of, what that is a slice of, and so on."""
+        while id(part) in self._parts:
+            found = self._parts[id(part)]
+            yield found
+            part = found.whole
 
     def check_read(self, tensor: Tensor) -> None:
         """Refuse a tensor whose memory was written through another view since."""
@@ -87,11 +91,8 @@ class Views:
     def write(self, target: Tensor) -> Iterator[Part]:
         """Note that a tensor was written: yield the slices to put back, innermost first; other views must not be read."""
         current = {id(target)}
-        part = target
-        while id(part) in self._parts:
-            found = self._parts[id(part)]
+        for found in self.iterate_parts(target):
             yield found
-            part = found.whole
-            current.add(id(part))
+            current.add(id(found.whole))
         memory = self._memory[id(target)]
         self._outdated |= {id(tensor) for tensor in self._tensors if self._memory[id(tensor)] is memory} - current

@@ -103,6 +103,40 @@ def test_normal_forms_follow_changes():
     assert list(leaves(product))[:2] == [b, c]
 
 
+def test_normal_forms_are_kept_until_an_atom_changes_that_they_need():
+    first, second, third = Atom(4), Atom(6), Atom(5)
+    inner = Sum((first, second))
+    outer, other = Sum((inner, third)), Product((second, third))
+    forms = resolve(outer), resolve(other)
+    third.pin, third.parents = Pin("a reason"), frozenset()
+    Atom(2).link = first
+    assert (resolve(outer), resolve(other)) == forms
+    assert resolve(outer) is forms[0]
+    first.link = Sum((Atom(1), Atom(3)))
+    assert [part.size for part in resolve(outer).parts] == [1, 3, 6, 5]
+    assert resolve(other) is forms[1]
+
+
+def test_a_child_is_split_when_its_parent_is_cut_later():
+    parent = Atom(4)
+    grown = Atom(3)
+    alone, beside = Product((grown, Atom(2))), Product((Atom(5), Atom(3, frozenset({parent}))))
+    before = resolve(alone), resolve(beside)
+    parent.link = Sum((Atom(1), Atom(3)))
+    assert isinstance(resolve(beside).factors[1], Piecewise)
+    assert resolve(alone) is before[0]
+    grown.parents = frozenset({parent})
+    assert isinstance(resolve(alone).factors[0], Piecewise)
+
+
+def test_single_entries_of_a_sum_share_what_stands_beside_them():
+    rest = Product((cut_atom(*[1] * 8), Atom(3)))
+    form = resolve(Product((cut_atom(*[1] * 8), rest)))
+    assert isinstance(form, Sum)
+    assert [part.size for part in form.parts] == [3] * 64
+    assert len({id(part) for part in form.parts}) == 1
+
+
 def test_normal_forms_belong_to_a_thread():
     product = Product((Atom(6), Atom(5)))
     resolve(product)

@@ -16,6 +16,7 @@ import itertools
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from onebasin.symmetries import Pin
 from onebasin.symmetries.layout import Product, Sum
@@ -54,10 +55,15 @@ class Atom:
         self.covers: AxisTerm | None = None
         self.number = next(_numbers)
 
-    def __setattr__(self, name: str, value: object) -> None:
-        if hasattr(self, name):
-            _thread.normal_forms.clear()
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Pinned and scrambled atoms, and those with fewer parents, have the normal form they had: less is split by a cut.
+        if name in ("link", "coarse") or (name == "parents" and value and not value <= self._known_parents):
+            _thread.normal_forms.forget(self)
         object.__setattr__(self, name, value)
+
+    @property
+    def _known_parents(self) -> frozenset[Atom]:
+        return parents_of(self) if hasattr(self, "parents") else frozenset()
 
     def __repr__(self) -> str:
         return f"{'!' if self.pin else ''}a{self.number}({self.size})"
@@ -98,23 +104,47 @@ ONE = Product(())
 
 
 class _NormalForms:
-    """The normal forms of terms since an atom last changed. Most are needed hundreds of times between two changes."""
+    """The normal forms of terms, each until an atom changes that it was found from.
+
+    Forms are found from atoms and from forms of other terms, so a change is passed on from each to those found from it.
+    """
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[AxisTerm, AxisTerm]] = {}  # holds the term too, so that its identity stays its own
-        self._num_changes = 0
+        self._dependents: dict[int, set[int]] = {}  # by identity of an atom or a term: of the terms whose forms need it
+        self._current: list[int] = []  # identities of the terms whose forms are being found, outermost first
+        self._outdated: set[int] = set()  # those of them whose forms read an atom that has changed since
 
     def clear(self) -> None:
         self._known.clear()
-        self._num_changes += 1
+        self._dependents.clear()
+
+    def read(self, needed: AxisTerm) -> None:
+        """Say that the form that is being found depends on an atom, or on the form of another term."""
+        if self._current:
+            self._dependents.setdefault(id(needed), set()).add(self._current[-1])
+
+    def forget(self, atom: Atom) -> None:
+        """Forget the forms that depend on an atom, because it changes."""
+        pending = [id(atom)]
+        while pending:
+            for term in self._dependents.pop(pending.pop(), ()):
+                self._known.pop(term, None)
+                self._outdated.add(term)
+                pending.append(term)
 
     def find(self, term: AxisTerm) -> AxisTerm:
+        self.read(term)
         known = self._known.get(id(term))
         if known is not None:
             return known[1]
-        before = self._num_changes
-        result = _resolve(term)
-        if self._num_changes == before:  # otherwise resolving has changed an atom that it may have read before
+        self._outdated.discard(id(term))
+        self._current.append(id(term))
+        try:
+            result = _resolve(term)
+        finally:
+            self._current.pop()
+        if id(term) not in self._outdated:
             self._known[id(term)] = term, result
         return result
 
@@ -140,13 +170,15 @@ def resolve(term: AxisTerm) -> AxisTerm:
     A sum inside a product becomes a sum of products, (a + b) c -> a c + b c. This lets a child have a structure of its own
     in each segment of its parent.
     """
+    forms = _thread.normal_forms
     while isinstance(term, Atom):
         if term.link is None:
             _split_by_cut_parent(term)
+        forms.read(term)
         if term.link is None:
             return term
         term = term.link
-    return _thread.normal_forms.find(term)
+    return forms.find(term)
 
 
 def _resolve(term: AxisTerm) -> AxisTerm:
@@ -194,6 +226,7 @@ def follow_links(term: AxisTerm) -> AxisTerm:
     while isinstance(term, Atom):
         if term.link is None:
             _split_by_cut_parent(term)
+        _thread.normal_forms.read(term)
         if term.link is None or isinstance(term.link, Sum):
             return term
         term = term.link
@@ -218,14 +251,21 @@ def _resolve_product(term: Product) -> AxisTerm:
         selector = factor if isinstance(factor, Atom) else None
         if selector and any(selects(f, selector) for f in flat[:i]):
             continue  # interleaved: an outer factor depends on this one
-        inner = [
-            Product((part, *(restrict(f, selector, n) if selector else f for f in flat[i + 1 :])))
-            for n, part in enumerate(total.parts)
-        ]
-        spread = resolve(Sum(tuple(inner)))
+        spread = resolve(Sum(tuple(_spread(total, selector, flat[i + 1 :]))))
         return spread if i == 0 else Product((*(resolve(f) for f in flat[:i]), spread))
     done = [resolve(f) for f in flat]
     return done[0] if len(done) == 1 else Product(tuple(done))
+
+
+def _spread(total: Sum, selector: Atom | None, others: list[AxisTerm]) -> Iterator[Product]:
+    """Yield the parts of a sum, each times the other factors inside of it. Many parts may be single entries, and alike."""
+    single: dict[tuple[int, ...], Product] = {}
+    for number, part in enumerate(total.parts):
+        inside = tuple(restrict(f, selector, number) if selector else f for f in others)
+        if part.size > 1:
+            yield Product((part, *inside))
+        else:
+            yield single.setdefault(tuple(map(id, inside)), Product(inside))
 
 
 def selects(term: AxisTerm, selector: Atom) -> bool:
@@ -246,9 +286,11 @@ def same_selector(first: Atom, second: Atom) -> bool:
 def forms(selector: Atom) -> set[tuple]:
     """Keys of a cut atom and of its coarse forms, as they are now."""
     found = {identity(resolve(selector))}
+    _thread.normal_forms.read(selector)
     while selector.coarse is not None:
         selector = selector.coarse
         found.add(identity(resolve(selector)))
+        _thread.normal_forms.read(selector)
     return found
 
 
@@ -291,6 +333,7 @@ def parents_of(atom: Atom) -> frozenset[Atom]:
     pending = list(atom.parents or ())
     while pending:
         parent = pending.pop()
+        _thread.normal_forms.read(parent)
         match parent.link:
             case None | Sum() | Piecewise():
                 if not parent.is_scrambled:
@@ -305,22 +348,30 @@ def parents_of(atom: Atom) -> frozenset[Atom]:
 
 def leaves(term: AxisTerm) -> Iterator[Atom]:
     """Yield the atoms of a term, outermost and leftmost first."""
-    match resolve(term):
-        case Atom() as atom:
-            yield atom
-        case Product(children) | Sum(children) | Piecewise(_, children):
-            for child in children:
-                yield from leaves(child)
+    for leaf in _iterate_leaves(resolve(term)):
+        if isinstance(leaf, Atom):
+            yield leaf
 
 
 def is_filled(term: AxisTerm) -> bool:
     """Whether a part of a term is an extent that was filled with one number."""
-    match resolve(term):
-        case Uniform(_, repeats):
-            return not repeats
+    return any(isinstance(leaf, Uniform) and not leaf.repeats for leaf in _iterate_leaves(resolve(term)))
+
+
+def _iterate_leaves(term: AxisTerm) -> Iterator[Atom | Uniform]:
+    """Yield the leaves of a resolved term. Finding the form of one part may have split an atom of another."""
+    match term:
+        case Atom():
+            found = resolve(term)
+            if isinstance(found, Atom):
+                yield found
+            else:
+                yield from _iterate_leaves(found)
+        case Uniform():
+            yield term
         case Product(children) | Sum(children) | Piecewise(_, children):
-            return any(map(is_filled, children))
-    return False
+            for child in children:
+                yield from _iterate_leaves(child)
 
 
 def depth(term: AxisTerm) -> int:

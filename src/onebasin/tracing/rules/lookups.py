@@ -233,11 +233,19 @@ def _sort_rows(trace: Trace, positions: Positions) -> Order:
 
 def index_put(trace: Trace, args: Arguments) -> Axes:
     """Numbers from 0 on, written where a sorting says: the inverse of the sorting."""
-    (first, *others), values = args["indices"], bind_arguments(args.node)["values"]
-    counts_up = operation_name(values) == "arange" and values.args in ((args.shape[0],), (0, args.shape[0]))
+    first, *others = args["indices"]
+    counts_up = _counts_up(bind_arguments(args.node)["values"], args.shape[0])
     if isinstance(first, Sorting) and not others and len(args.input) == 1 and counts_up and not args["accumulate"]:
         return Positions.make((first.order.source,), first.order.rows)
     return _plain(trace, args)
+
+
+def _counts_up(values: Node, number: int) -> bool:
+    """Whether a tensor has the numbers from 0 to another. In a recording it is a constant."""
+    made = values.meta.get("making", values)
+    while operation_name(made) == "detach":
+        made = made.args[0]
+    return operation_name(made) == "arange" and made.args in ((number,), (0, number))
 
 
 def grouped_mm(trace: Trace, args: Arguments) -> Axes:
