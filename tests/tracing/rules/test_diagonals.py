@@ -3,6 +3,7 @@
 import pytest
 import torch
 from cases import call_of, check_groups, two_layers
+from torch.nn import functional as F
 
 from onebasin.programs.exporting import export
 from onebasin.tracing.conversion import to_symmetry
@@ -18,6 +19,9 @@ CASES = [
     (lambda self, x: self.last((self.first(x)[:, None] * self.scale[:, None]).diagonal(dim1=1, dim2=2)), [8]),
     (lambda self, x: self.last((self.scale[:, None, None] * self.first(x)).diagonal(dim1=0, dim2=2)), [8]),
     (lambda self, x: self.last(self.first(x)) * (self.scale.outer(self.first(x)[0])).diagonal(1).sum(), []),
+    # Equal numbers on a diagonal are not the same along a row.
+    (lambda self, x: self.last((torch.diag_embed(x.mean(1, keepdim=True).expand(3, 8)) * self.scale).sin().sum(1)), []),
+    (lambda self, x: self.last((torch.diag_embed(F.pad(self.first(x)[:, :5], (3, 0))) * self.scale).sin().sum(1)), []),
 ]
 
 
