@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onebasin.tracing.axes.terms import ONE, Axes, AxisTerm
+from onebasin.tracing.axes.terms import ONE, Axes, AxisTerm, has_uniform_parts, resolve
 from onebasin.tracing.axes.unification import split
 from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, replace_axis
 
@@ -58,8 +58,9 @@ def group_norm(trace: Trace, args: Arguments) -> Axes:
     batch, channels, *spatial = args.input
     size = channels.size // args["num_groups"]
     halves = split(channels, size) or _split_within(trace, channels, size)
-    group, _ = halves or trace.split(channels, size)
-    trace.scope(batch, group)  # the axes of the statistics
+    if halves is None:
+        (channels,) = trace.scramble([channels], [channels.size], "normalised in groups that lie across its structure")
+    trace.scope(batch, *(halves or ())[:1])  # the axes of the statistics
     return (batch, _carry(trace, channels, args), *spatial)
 
 
@@ -67,8 +68,10 @@ def _split_within(trace: Trace, channels: AxisTerm, size: int) -> tuple[AxisTerm
     """Split channels into the largest blocks that lie inside of groups, where the groups lie across their structure.
 
     A group of 4 over the concatenation of 6 and 10 channels has channels of both. The blocks of 2 stay in their places,
-    because a group has several of them, and the channels inside each are free.
+    because a group has several of them, and the channels inside each are free. Channels that are equal before are not after.
     """
+    if has_uniform_parts(resolve(channels)):
+        return None
     for block in range(size - 1, 1, -1):
         if size % block == 0 and (halves := split(channels, block)) is not None:
             trace.pin(halves[0], reason="a normalised group lies across several axes")
