@@ -1,7 +1,7 @@
 """Random programs of the operations that have rules, on small tensors with nested axes."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,10 +18,12 @@ class RandomProgram(nn.Module):
     The text of the program is in `lines`.
     """
 
-    def __init__(self, seed: int, max_operations: int = 9):
+    def __init__(self, seed: int, max_operations: int = 9, makers: Sequence[Callable[..., Any]] = ()):
         super().__init__()
         self.random = random.Random(seed)
+        self.makers = makers or MAKERS
         self.weights = nn.ParameterList()
+        self.layers = nn.ModuleList()
         self.steps: list[tuple[Callable[..., Tensor], tuple[int, ...]]] = []
         self.lines: list[str] = []
         torch.manual_seed(seed)
@@ -47,8 +49,11 @@ class RandomProgram(nn.Module):
         return self.weights[-1]
 
     def add(self, text: str, function: Callable[..., Tensor], *numbers: int) -> bool:
-        """Append an operation, unless its result is empty or too large."""
-        value = function(*(self.values[i] for i in numbers))
+        """Append an operation, unless it does not take these operands, or its result is empty or too large."""
+        try:
+            value = function(*(self.values[i] for i in numbers))
+        except (RuntimeError, IndexError, ValueError):
+            return False
         if not 0 < value.numel() <= _MAX_ENTRIES or value.dim() > 5:
             return False
         self.lines.append(f"v{len(self.values)} {tuple(value.shape)} = {text} of {', '.join(f'v{i}' for i in numbers)}")
@@ -74,7 +79,7 @@ class RandomProgram(nn.Module):
     def _add_operation(self) -> None:
         for _ in range(20):
             first = max(self.random.randrange(1, len(self.values)) for _ in range(2))
-            make = self.random.choice(_MAKERS)
+            make = self.random.choice(self.makers)
             made = make(self, self.values[first], self.random)
             if made is not None and self.add(made[0], made[1], first, *made[2:]):
                 return
@@ -382,7 +387,7 @@ def _residual_linear(self: RandomProgram, x: Tensor, rng: random.Random) -> Made
     return "residual linear", lambda x, w=weight: x + F.linear(x, w).tanh()
 
 
-_MAKERS = [
+MAKERS = [
     _linear, _parameter, _parameter, _only_parameter, _elementwise, _same_shape, _same_shape, _same_shape, _reshape,
     _unflatten, _unflatten, _flatten, _flatten, _permute, _permute, _concatenate, _concatenate, _stack, _chunk, _chunk, _glu,
     _softmax, _layer_norm, _channel_norm, _reduce, _gram, _matmul, _experts, _attention, _reorder, _reordered_sum,

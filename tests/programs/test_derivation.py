@@ -13,14 +13,26 @@ from onebasin.programs.recording import record
 @pytest.mark.parametrize(
     ("inputs", "expected"),
     [
-        ([torch.rand(2, 3)], [[(1, 3)]]),
-        ([torch.rand(1, 3, 8, 8)], [[(2, 3, 8, 8)]]),
-        ([torch.rand(2, 5, 4)], [[(1, 6, 4)], [(1, 5, 4)], [(2, 6, 4)]]),
-        ([torch.ones(1, 5).long(), torch.rand(1, 4)], [[(2, 6), (2, 4)], [(2, 5), (2, 4)], [(1, 6), (1, 4)]]),
+        ([torch.rand(2, 3)], [[(1, 4)], [(1, 3)]]),
+        ([torch.rand(1, 3, 8, 8)], [[(2, 3, 16, 9)], [(2, 3, 16, 16)], [(2, 3, 8, 8)], [(1, 3, 16, 8)], [(1, 3, 8, 16)]]),
+        ([torch.rand(2, 5, 4)], [[(1, 6, 4)], [(1, 5, 5)], [(1, 5, 4)], [(2, 6, 4)]]),
+        (
+            [torch.ones(1, 5).long(), torch.rand(1, 1, 5, 5)],
+            [
+                [(2, 6), (2, 1, 10, 6)],
+                [(2, 6), (2, 1, 10, 10)],
+                [(2, 6), (2, 1, 5, 5)],
+                [(2, 6), (2, 1, 6, 6)],
+                [(2, 5), (2, 1, 5, 5)],
+                [(1, 6), (1, 1, 5, 5)],
+                [(1, 5), (1, 1, 10, 5)],
+                [(1, 5), (1, 1, 5, 10)],
+            ],
+        ),
         ([torch.rand(())], []),
     ],
-    ids=["features", "images", "sequences", "tokens and features", "a number"],
-)  # fmt: skip
+    ids=["features", "images", "sequences", "tokens and a mask", "a number"],
+)
 def test_sizes_change_together_and_alone(inputs, expected):
     found = list(resize(call_of(tuple(inputs))))
     assert [[tuple(leaf.shape) for leaf in call.leaves] for call in found] == expected

@@ -47,6 +47,13 @@ def return_an_object(self, x):
     return object()
 
 
+def cast_a_module(self, x):
+    """As a router does that computes in another type; here also with a branch that only an export takes."""
+    first = self.first.to(torch.float64)
+    mask = None if torch.compiler.is_exporting() else x
+    return self.last(first(mask[:, :4].double()).float())
+
+
 def pass_on(self, x):
     return self.last(self.first(x))
 
@@ -57,6 +64,7 @@ CAUSES = {
     select_samples: ["depends on values of tensors", "test_failures.py:30: return self.last(self.first(x))[", BY_HAND],
     catch_everything: ["it catches the error that a value cannot be read", BY_HAND],
     complain: ["with these example inputs", "ValueError: expected images with 3 channels;", "give inputs"],
+    cast_a_module: ["_has_compatible_shallow_copy_type", "first = self.first.to(torch.float64)", BY_HAND],
     pass_on: ["with these example inputs: aten.linear.default failed", "give inputs that it accepts"],
     return_an_object: ["Found <class 'object'> in output", BY_HAND],
 }

@@ -2,17 +2,18 @@
 
 import pytest
 import torch
-from random_programs import RandomProgram, measure
+from random_operations import MORE_MAKERS
+from random_programs import MAKERS, RandomProgram, measure
 
 import onebasin as ob
 
 pytestmark = pytest.mark.filterwarnings("ignore::onebasin.UnreachedWarning")
 
 
-def check(seeds):
+def check(seeds, makers=MAKERS):
     num_groups = num_nested = 0
     for seed in seeds:
-        model = RandomProgram(seed)
+        model = RandomProgram(seed, makers=makers)
         symmetry = ob.symmetry(model, model.draw_input(), verify=False)
         error = measure(model, symmetry)
         assert error < 1e-9, f"seed {seed} is wrong by {error}:\n" + "\n".join(model.lines) + f"\n{symmetry}"
@@ -26,6 +27,10 @@ def test_random_programs():
     check(range(150))
 
 
+def test_random_programs_of_more_operations():
+    check(range(80), MORE_MAKERS)
+
+
 def test_programs_that_were_wrong_once():
     """Seeds that found a mistake in a rule."""
     check(
@@ -37,6 +42,7 @@ def test_programs_that_were_wrong_once():
 @pytest.mark.parametrize("block", range(10))
 def test_many_random_programs(block):
     check(range(10_000 + 500 * block, 10_500 + 500 * block))
+    check(range(20_000 + 500 * block, 20_500 + 500 * block), MORE_MAKERS)
 
 
 def test_a_wrong_permutation_is_noticed():

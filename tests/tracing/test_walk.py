@@ -103,3 +103,12 @@ def test_axes_that_do_not_fit_each_other_are_pinned_with_a_reason():
     model = Fn(forward, first=nn.Linear(4, 8), other=nn.Linear(4, 8), last=nn.Linear(8, 2))
     symmetry = ob.symmetry(model, torch.rand(3, 4))
     assert all(pin.reason for pin in symmetry.pinned.values())
+
+
+def test_positions_that_depend_on_values_are_pinned():
+    """A row that an input names, where the input has no value."""
+    model = two_layers(lambda self, x, row: self.last(self.first(x) * self.table[row]), table=nn.Parameter(torch.rand(5, 8)))
+    inputs = torch.rand(3, 4, device="meta"), torch.tensor(1, device="meta")
+    symmetry = ob.symmetry(model.to("meta"), inputs, verify=False)
+    assert not symmetry.groups
+    assert "depends on values" in str(symmetry.pinned["table", 1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,15 +20,33 @@ Limits = Mapping[int, int]
 
 
 def resize(call: Call, limits: Limits | None = None) -> Iterator[Call]:
-    """Calls at another batch size (one, or two in place of one) with one more position of each sequence, or either alone.
+    """Calls at other sizes, the one that says most first: a module may not take all of them.
 
-    The batch is the first axis. Lengths of sequences are the second axis of indices (batch, length) and of features
-    (batch, length, width). All values are drawn: equal ones would hide differences.
+    The batch is the first axis: one sample, or two in place of one. Sequences, which are indices (batch, length) or features
+    (batch, length, width), have one more position. Images are twice as high, and one column wider or twice as wide. If the
+    module does not take those, all axes that are as long as a sequence are longer, as those of masks are, or the last axes
+    are, as in waveforms and in features (batch, width, length), or one size changes alone. All values are drawn: equal ones
+    would hide differences.
     """
-    sizes = _find_sizes(call)
-    for some in ([sizes] if len(sizes) > 1 else []) + [[size] for size in sizes]:
-        changed = {(axis, n): n + 1 if axis or n == 1 else 1 for axis, n in some}
-        yield _resize(call, changed, limits or {})
+    tensors = [leaf for leaf in call.leaves if isinstance(leaf, Tensor) and leaf.dim()]
+    batch: Sizes = {(None, 0, t.shape[0]): 1 if t.shape[0] > 1 else 2 for t in tensors[:1] if t.shape[0]}
+    lengths, doubled = _lengthen(tensors, _SEQUENCES), {key: 2 * key[-1] for key in _lengthen(tensors, _IMAGES)}
+    extents = {extent for *_, extent in lengths}
+    masks = {key: n + 1 for key in sorted(_list_keys(tensors)) if (n := key[-1]) in extents}
+    others = [
+        lengths | doubled | _lengthen(tensors, _WIDTHS),
+        lengths | doubled,
+        lengths,
+        masks,
+        _lengthen(tensors, _LAST),
+    ]
+    changes = [
+        *(batch | change for change in others if change),
+        *({key: n} for key, n in (batch | lengths | doubled).items()),
+    ]
+    for number, change in enumerate(changes):
+        if change not in changes[:number]:
+            yield _resize(call, change, limits or {})
 
 
 def redraw(call: Call, limits: Limits) -> Call:
@@ -105,26 +123,42 @@ def _is_index(value: Any) -> bool:
     return is_exact(value) and value.dtype != torch.bool
 
 
-def _find_sizes(call: Call) -> list[tuple[int, int]]:
-    tensors = [leaf for leaf in call.leaves if isinstance(leaf, Tensor) and leaf.dim()]
-    sizes = [(0, tensors[0].shape[0])] if tensors else []
-    sizes += sorted({(1, tensor.shape[1]) for tensor in tensors if _is_sequence(tensor)})
-    return [(axis, extent) for axis, extent in sizes if extent]
+Kind = tuple[bool, int]
+"""Whether a tensor holds integers, and how many axes it has."""
+Sizes = dict[tuple[Kind | None, int, int], int]
+"""New extents by the kind of a tensor (None for all), the axis, and the extent that it has."""
+
+_SEQUENCES = {(False, 3): [1], (True, 2): [1]}
+_IMAGES = {(False, 4): [2, 3], (False, 5): [2, 3, 4]}
+_WIDTHS = {(False, 4): [3], (False, 5): [4]}
+_LAST = {(False, 2): [1], (False, 3): [2], (True, 2): [1]}
 
 
-def _is_sequence(tensor: Tensor) -> bool:
-    return tensor.dim() == (3 if tensor.is_floating_point() else 2)
+def _kind(tensor: Tensor) -> Kind:
+    return is_exact(tensor), tensor.dim()
 
 
-def _resize(call: Call, sizes: Mapping[tuple[int, int], int], limits: Limits) -> Call:
+def _list_keys(tensors: Iterable[Tensor]) -> set[tuple[Kind | None, int, int]]:
+    """All axes but the first."""
+    return {(_kind(tensor), axis, n) for tensor in tensors for axis, n in enumerate(tensor.shape) if axis and n}
+
+
+def _lengthen(tensors: Iterable[Tensor], axes: Mapping[Kind, Sequence[int]]) -> Sizes:
+    """Sizes by which these axes of tensors have one more entry."""
+    keys = ((kind, axis, n) for kind, axis, n in _list_keys(tensors) if kind and axis in axes.get(kind, ()))
+    return {key: key[-1] + 1 for key in sorted(keys)}
+
+
+def _resize(call: Call, sizes: Sizes, limits: Limits) -> Call:
     generator = torch.Generator().manual_seed(0)
 
     def convert(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
         resized = leaf
-        for (axis, extent), size in sizes.items():
-            if leaf.dim() > axis and leaf.shape[axis] == extent and (axis == 0 or _is_sequence(leaf)):
+        for axis, extent in enumerate(leaf.shape):
+            size = sizes.get((_kind(leaf), axis, extent), sizes.get((None, axis, extent), extent))
+            if size != extent:
                 resized = resized.index_select(axis, torch.arange(size, device=leaf.device) % extent)
         return _draw(resized, limits.get(id(leaf)), generator)
 

@@ -74,6 +74,8 @@ def explain_failure(model: nn.Module, recording: NotRecordable, export: NotExpor
         return f"{name} with these example inputs: {recording}; give inputs that it accepts, or {by_hand}"
     if re.search(r"returns a \w*Cache", str(recording)):
         return f"{name}: it returns a cache of past keys and values; turn that off with model.config.use_cache = False"
+    if (line := _find_line(recording)) != str(recording):
+        return f"{name}: {recording} ({line}); {by_hand}"
     return f"{name}: {export or recording}; {by_hand}"
 
 

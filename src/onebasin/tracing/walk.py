@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ from torch.fx.node import map_arg
 
 from onebasin.programs.graph import Program
 from onebasin.programs.noise import draws_numbers
-from onebasin.programs.shapes import bind_arguments
+from onebasin.programs.shapes import bind_arguments, iterate_leaves
 from onebasin.symmetries import Pin
 from onebasin.torch_internals import find_schema
 from onebasin.tracing.axes.scopes import enforce
@@ -180,7 +181,10 @@ class _Walk:
         return pointwise if is_elementwise else None
 
     def _bind(self, node: Node) -> Arguments:
-        bound = map_arg(bind_arguments(node), self.values.__getitem__)
+        given = bind_arguments(node)
+        if any(isinstance(leaf, Node) for name in _find_integers(node.target) for leaf in iterate_leaves(given[name])):
+            raise NotCovered("a position or a size depends on values")
+        bound = map_arg(given, self.values.__getitem__)
         return Arguments({"input" if name == "self" else name: value for name, value in bound.items()}, node)
 
     def _operands(self, node: Node) -> Iterable[Axes]:
@@ -252,6 +256,12 @@ class _ModuleResults:
             if isinstance(value, tuple):
                 self.found.append((path, call, value, is_first_of_several))
         self._current = None
+
+
+@functools.cache
+def _find_integers(operation: Any) -> tuple[str, ...]:
+    """The names of the arguments of an operation that are integers, or lists of them."""
+    return tuple(a.name for a in find_schema(operation).arguments if str(a.type) in ("int", "List[int]"))
 
 
 def _module_call(node: Node) -> tuple[str, str]:

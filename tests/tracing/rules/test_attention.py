@@ -40,6 +40,16 @@ def test_a_causal_mask_orders_positions(options, groups):
     assert written(Fn(forward, table=weight(5, 6), out=weight(6, 4))) == groups
 
 
+@pytest.mark.parametrize(("options", "groups"), [({}, ["5", "5", "6"]), ({"is_causal": True}, ["6"])])
+def test_equal_queries_attend_to_what_is_before_them(options, groups):
+    def forward(self, x):
+        query = self.table.mean(0, keepdim=True).expand(5, 6)
+        return (attend(query, self.table, self.table, **options) * self.gate[:, None]).sin().sum(0) @ self.out * x
+
+    torch.manual_seed(0)
+    assert written(Fn(forward, table=weight(5, 6), gate=weight(5), out=weight(6, 4))) == groups
+
+
 def test_queries_in_groups_share_keys_and_values():
     """Two key-value heads with two query heads each: both levels move, and so do the units that are summed over."""
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from cases import call_of, check_groups, two_layers
+from torch.nn import functional as F
 
 from onebasin.programs.exporting import export
 from onebasin.tracing.conversion import to_symmetry
@@ -53,6 +54,9 @@ CASES = [
     (filtered(every, lambda: every() + 1, 9), []),
     (filtered(*[lambda: torch.arange(-8, 0)] * 2), []),
     (filtered(*[lambda: torch.arange(7)] * 2), []),
+    # Equal numbers on a diagonal are not the same along a row.
+    (lambda self, x: self.last((torch.diag_embed(x.mean(1, keepdim=True).expand(3, 8)) * self.scale).sin().sum(1)), []),
+    (lambda self, x: self.last((torch.diag_embed(F.pad(self.first(x)[:, :5], (3, 0))) * self.scale).sin().sum(1)), []),
 ]
 
 

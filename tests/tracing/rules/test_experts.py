@@ -32,3 +32,14 @@ def test_offsets_from_outside_fix_the_experts_whose_units_move_alike():
     symmetry = ob.symmetry(model, (torch.randn(6, 16).bfloat16(), torch.tensor([1, 4, 6], dtype=torch.int32)), verify=False)
     assert "offsets say which rows are whose" in str(symmetry.pinned["up", 0])
     assert [(group.size, group.parents) for group in symmetry.groups.values()] == [(8, ())]
+
+
+def test_equal_rows_go_to_different_experts():
+    def forward(self, x, offsets):
+        hidden = F.grouped_mm(x.expand(6, 16).contiguous(), self.up, offs=offsets)
+        return (hidden * self.gate[:, None]).sum(0)
+
+    torch.manual_seed(0)
+    model = Fn(forward, up=weight(3, 16, 8), gate=weight(6)).bfloat16()
+    inputs = torch.randn(1, 16).bfloat16(), torch.tensor([1, 4, 6], dtype=torch.int32)
+    assert not ob.symmetry(model, inputs, verify=False).groups

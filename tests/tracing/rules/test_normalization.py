@@ -47,3 +47,15 @@ def test_groups_without_common_blocks_are_cut_at_their_ends():
     symmetry = ob.symmetry(model, torch.rand(3, 4), verify=False)
     assert sorted(group.size for group in symmetry.groups.values()) == [2, 5, 7]
     assert symmetry.verify(model, torch.rand(3, 4)) < 1e-9
+
+
+@pytest.mark.parametrize("repeat", [lambda h: h.repeat_interleave(3, 1), lambda h: F.pad(h, (6, 2))])
+def test_equal_channels_in_different_groups_become_different(repeat):
+    """Channels repeated in threes, or zeros beside others, in groups that hold parts of them."""
+
+    def forward(self, x):
+        return self.last(F.group_norm(repeat(self.first(x)), 3))
+
+    torch.manual_seed(0)
+    model = Fn(forward, first=nn.Linear(4, 4), last=nn.Linear(12, 2))
+    assert ob.symmetry(model, torch.rand(3, 4), verify=False).verify(model, torch.rand(3, 4)) < 1e-9

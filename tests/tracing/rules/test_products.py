@@ -62,3 +62,11 @@ def test_centres_of_radial_units_move():
 def test_axes_of_a_kronecker_product_are_pairs():
     model = Fn(lambda self, x: x @ torch.kron(self.a, self.b) @ self.out, a=weight(2, 3), b=weight(2, 4), out=weight(12, 2))
     assert written(model, torch.rand(3, 4)) == [(3,), (4,)]
+
+
+def test_similarities_of_all_pairs_of_rows():
+    """Coordinates that are compared across rows have one order in all of them."""
+    model = Fn(
+        lambda self, x: F.cosine_similarity(self.rows[:, None], self.rows[None], dim=-1).sin().sum() * x, rows=weight(5, 6)
+    )
+    assert written(model, torch.rand(3, 4)) == [(5,), (6,)]

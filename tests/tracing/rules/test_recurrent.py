@@ -48,6 +48,18 @@ def test_a_given_state_moves_with_the_units():
     assert [term.name for term in symmetry.layouts["start"]] == [group]
 
 
+def test_equal_inputs_have_different_states():
+    """A code that is given to a decoder at every step."""
+
+    def forward(self, x):
+        states, _ = self.layer(self.first(x)[:, None].expand(-1, 5, -1))
+        return self.head((states * self.steps[:, None]).sin().sum(1))
+
+    torch.manual_seed(0)
+    layer = nn.GRU(6, 6, num_layers=2, batch_first=True)
+    assert written(Fn(forward, first=nn.Linear(4, 6), layer=layer, steps=weight(5), head=nn.Linear(6, 2))) == ["6", "6", "6"]
+
+
 def test_time_has_an_order():
     """Positions that are a parameter would move without a recurrent layer."""
 

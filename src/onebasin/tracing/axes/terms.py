@@ -353,6 +353,16 @@ def leaves(term: AxisTerm) -> Iterator[Atom]:
             yield leaf
 
 
+def has_uniform_parts(term: AxisTerm) -> bool:
+    """Whether a tensor is constant along some part of a resolved term."""
+    match term:
+        case Uniform():
+            return True
+        case Product(children) | Sum(children) | Piecewise(_, children):
+            return any(map(has_uniform_parts, children))
+    return False
+
+
 def is_filled(term: AxisTerm) -> bool:
     """Whether a part of a term is an extent that was filled with one number."""
     return any(isinstance(leaf, Uniform) and not leaf.repeats for leaf in _iterate_leaves(resolve(term)))

@@ -31,7 +31,9 @@ def attention(trace: Trace, args: Arguments) -> Axes:
         scores = broadcast(trace, scores, mask)
         trace.scope(*scores)
     if args["is_causal"]:
-        trace.pin(*scores[-2:], reason="a causal mask orders positions")
+        reason = "a causal mask orders positions"
+        trace.pin(*scores[-2:], reason=reason)
+        scores = (*scores[:-2], *(trace.pinned(axis.size, reason) for axis in scores[-2:]))
     return contract(
         trace,
         [(scores, [*batch, "to", "from"]), (value, [*batch[len(query) - len(value) :], "from", "made"])],

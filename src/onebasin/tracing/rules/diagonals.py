@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.fx import Node
 
 from onebasin.programs.shapes import bind_arguments
-from onebasin.tracing.axes.terms import Atom, Axes, Uniform, resolve
+from onebasin.tracing.axes.terms import Atom, Axes, Uniform, has_uniform_parts, resolve
 from onebasin.tracing.rules.elementwise import broadcast
 from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, insert_axis, operation_name
 
@@ -24,6 +24,8 @@ def diag_embed(trace: Trace, args: Arguments) -> Axes:
     if args["offset"]:
         raise NotCovered("it is not the main diagonal")
     *batch, axis = args.input
+    if has_uniform_parts(resolve(axis)):
+        raise NotCovered("a diagonal of equal numbers is not the same along its rows")
     trace.scope(axis)
     first, second = sorted(dim % len(args.shape) for dim in (args["dim1"], args["dim2"]))
     return insert_axis(insert_axis(batch, first, axis), second, axis)

@@ -15,9 +15,9 @@ def grouped_mm(trace: Trace, args: Arguments) -> Axes:
     if (len(rows), len(weights), len(offsets)) != (2, 3, 1) or len(args.operands) > 3:
         raise NotCovered("only rows of one matrix, grouped by offsets, are covered")
     trace.pin(rows[0], weights[0], *offsets, reason=_REASON)
-    result = contract(trace, [(rows, ["row", "in"]), (weights, ["expert", "in", "out"])], ["row", "out"])
-    trace.units[args.node.name,] = result[1]
-    return result
+    _, made = contract(trace, [(rows, ["row", "in"]), (weights, ["expert", "in", "out"])], ["row", "out"])
+    trace.units[args.node.name,] = made
+    return (trace.pinned(rows[0].size, _REASON), made)  # equal rows may go to different experts
 
 
 RULES: dict[str, Rule] = dict.fromkeys(("_grouped_mm", "grouped_mm", "grouped_mm_fallback"), grouped_mm)

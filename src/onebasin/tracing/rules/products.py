@@ -20,6 +20,7 @@ def distances(trace: Trace, args: Arguments) -> Axes:
 def similarity(trace: Trace, args: Arguments) -> Axes:
     """Cosine similarity and distance of aligned vectors: one axis is summed over."""
     joined = broadcast(trace, args["x1"], args["x2"])
+    trace.scope(*joined)  # the products, before they are summed
     dim = args.get("dim", -1) % len(joined)
     return tuple(ONE if i == dim else axis for i, axis in enumerate(joined) if i != dim or args.get("keepdim"))
 

@@ -18,8 +18,9 @@ def recurrent(trace: Trace, args: Arguments) -> list[Axes]:
     if args["train"] and args["dropout"]:
         raise NotCovered("dropout is on in eval mode")
     time, batch = (1, 0) if args["batch_first"] else (0, 1)
-    x = args.input
-    trace.pin(x[time], reason="time has an order")
+    x, reason = args.input, "time has an order"
+    trace.pin(x[time], reason=reason)
+    steps = trace.pinned(x[time].size, reason)  # states differ from step to step also where the inputs are the same
     states = args["hx"] if args.operation == "lstm" else [args["hx"]]
     num_directions = 2 if args["bidirectional"] else 1
     weights, finals = _cells(args, num_directions), []
@@ -30,7 +31,7 @@ def recurrent(trace: Trace, args: Arguments) -> list[Axes]:
             final = _step(trace, (x[batch], x[2]), initial, weights[number], _NUM_GATES[args.operation])
             trace.units[args.name("params"), str(number)] = final[0][1]
             finals.append(final)
-            outputs.append(tuple({time: x[time], batch: final[0][0], 2: final[0][1]}[i] for i in range(3)))
+            outputs.append(tuple({time: steps, batch: final[0][0], 2: final[0][1]}[i] for i in range(3)))
         x = concatenate(trace, outputs, 2)
         trace.scope(*x)
     return [x, *(stack_tensors([final[i] for final in finals], 0) for i in range(len(states)))]
