@@ -313,6 +313,16 @@ def leaves(term: AxisTerm) -> Iterator[Atom]:
                 yield from leaves(child)
 
 
+def has_uniform_parts(term: AxisTerm) -> bool:
+    """Whether a tensor is constant along a part of a term."""
+    match resolve(term):
+        case Uniform():
+            return True
+        case Product(children) | Sum(children) | Piecewise(_, children):
+            return any(map(has_uniform_parts, children))
+    return False
+
+
 def is_filled(term: AxisTerm) -> bool:
     """Whether a part of a term is an extent that was filled with one number."""
     match resolve(term):

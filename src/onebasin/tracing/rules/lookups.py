@@ -11,7 +11,14 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from onebasin.programs.shapes import bind_arguments
-from onebasin.tracing.axes.terms import ONE, Atom, Axes, AxisTerm, Piecewise, Product, Sum, Uniform, resolve
+from onebasin.tracing.axes.terms import (
+    ONE,
+    Atom,
+    Axes,
+    AxisTerm,
+    has_uniform_parts,
+    resolve,
+)
 from onebasin.tracing.positions import Counts, Offsets, Order, Positions, Sorting, find_original, pin_positions
 from onebasin.tracing.rules.elementwise import RULES as ELEMENTWISE
 from onebasin.tracing.rules.elementwise import broadcast
@@ -52,7 +59,7 @@ def _compare(trace: Trace, args: Arguments, is_ordered: bool = False) -> AxisTer
         trace.scope(axis)
         return axis
     trace.pin(axis, reason=_READ)
-    return trace.pinned(axis.size, _READ) if _has_uniform_parts(resolve(axis)) else axis
+    return trace.pinned(axis.size, _READ) if has_uniform_parts(axis) else axis
 
 
 def extremum(trace: Trace, args: Arguments) -> Any:
@@ -87,7 +94,7 @@ def _is_comparable(args: Arguments) -> bool:
     rectifiers make entries equal, and inputs may be.
     """
     axis, scores = args.input[args.dim], bind_arguments(args.node)["self"]
-    return not _has_uniform_parts(resolve(axis)) and _differs(scores)
+    return not has_uniform_parts(axis) and _differs(scores)
 
 
 def _differs(node: Node) -> bool:
@@ -100,15 +107,6 @@ def _differs(node: Node) -> bool:
         may_vanish = len(operands) < 3 and any(operation_name(n) in _MAKING_ZEROS for n in operands)
         return not may_vanish and any(map(_differs, operands))
     return operation_name(node) in _KEEPING_DIFFERENCES and all(map(_differs, operands))
-
-
-def _has_uniform_parts(term: AxisTerm) -> bool:
-    match term:
-        case Uniform():
-            return True
-        case Product(children) | Sum(children) | Piecewise(_, children):
-            return any(map(_has_uniform_parts, children))
-    return False
 
 
 FINDING: dict[str, Rule] = {

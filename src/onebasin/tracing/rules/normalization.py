@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onebasin.tracing.axes.terms import ONE, Axes, AxisTerm
+from onebasin.tracing.axes.terms import ONE, Axes, AxisTerm, Product, has_uniform_parts
 from onebasin.tracing.axes.unification import split
 from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, replace_axis
 
@@ -57,8 +57,13 @@ def group_norm(trace: Trace, args: Arguments) -> Axes:
     """Channels are (group, channel): whole groups may move, and the channels inside each."""
     batch, channels, *spatial = args.input
     size = channels.size // args["num_groups"]
-    halves = split(channels, size) or _split_within(trace, channels, size)
-    group, _ = halves or trace.split(channels, size)
+    halves = split(channels, size)
+    if halves is None and not has_uniform_parts(channels):
+        halves = _split_within(trace, channels, size)
+    if halves is None:  # what is uniform is so in each group alone, because the groups have other channels too
+        halves = trace.split(channels, size)
+        channels = Product(halves)
+    group, _ = halves
     trace.scope(batch, group)  # the axes of the statistics
     return (batch, _carry(trace, channels, args), *spatial)
 
