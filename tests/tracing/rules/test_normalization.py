@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import Fn, check_groups
+from cases import Fn, check_groups, weight
 from torch import nn
 from torch.nn import functional as F
 
@@ -34,6 +34,21 @@ def test_groups_across_a_concatenation_leave_blocks_free():
     families = [(group.size, *(symmetry.sizes[parent] for parent in group.parents)) for group in symmetry.groups.values()]
     assert sorted(families) == [(2, 3), (2, 5)]
     assert symmetry.num_free == 16
+    assert symmetry.verify(model, torch.rand(3, 4)) < 1e-9
+
+
+@pytest.mark.parametrize(("num_groups", "sizes"), [(3, [2, 2, 4, 4]), (2, [6, 6]), (12, [6, 6])])
+def test_zeros_are_the_same_in_each_group_alone(num_groups, sizes):
+    """Six units and six zeros: in groups of 4, two of the zeros are normalised with two of the units."""
+
+    def forward(self, x):
+        padded = torch.cat([self.first(x), torch.zeros(3, 6)], 1)
+        return F.group_norm(padded, num_groups, self.scale, self.shift, eps=0.1) @ self.last
+
+    members = {"scale": weight(12), "shift": weight(12), "last": weight(12, 2)}
+    model = Fn(forward, first=nn.Linear(4, 6), **members)
+    symmetry = ob.symmetry(model, torch.rand(3, 4), verify=False)
+    assert sorted(group.size for group in symmetry.groups.values()) == sizes
     assert symmetry.verify(model, torch.rand(3, 4)) < 1e-9
 
 

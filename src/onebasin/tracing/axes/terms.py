@@ -354,13 +354,8 @@ def leaves(term: AxisTerm) -> Iterator[Atom]:
 
 
 def has_uniform_parts(term: AxisTerm) -> bool:
-    """Whether a tensor is constant along some part of a resolved term."""
-    match term:
-        case Uniform():
-            return True
-        case Product(children) | Sum(children) | Piecewise(_, children):
-            return any(map(has_uniform_parts, children))
-    return False
+    """Whether a tensor is constant along a part of a term."""
+    return any(isinstance(leaf, Uniform) for leaf in _iterate_leaves(resolve(term)))
 
 
 def is_filled(term: AxisTerm) -> bool:

@@ -24,7 +24,7 @@ def diag_embed(trace: Trace, args: Arguments) -> Axes:
     if args["offset"]:
         raise NotCovered("it is not the main diagonal")
     *batch, axis = args.input
-    if has_uniform_parts(resolve(axis)):
+    if has_uniform_parts(axis):
         raise NotCovered("a diagonal of equal numbers is not the same along its rows")
     trace.scope(axis)
     first, second = sorted(dim % len(args.shape) for dim in (args["dim1"], args["dim2"]))

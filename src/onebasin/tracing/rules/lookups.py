@@ -52,7 +52,7 @@ def _compare(trace: Trace, args: Arguments, is_ordered: bool = False) -> AxisTer
         trace.scope(axis)
         return axis
     trace.pin(axis, reason=_READ)
-    return trace.pinned(axis.size, _READ) if has_uniform_parts(resolve(axis)) else axis
+    return trace.pinned(axis.size, _READ) if has_uniform_parts(axis) else axis
 
 
 def extremum(trace: Trace, args: Arguments) -> Any:
@@ -87,7 +87,7 @@ def _is_comparable(args: Arguments) -> bool:
     rectifiers make entries equal, and inputs may be.
     """
     axis, scores = args.input[args.dim], bind_arguments(args.node)["self"]
-    return not has_uniform_parts(resolve(axis)) and _differs(scores)
+    return not has_uniform_parts(axis) and _differs(scores)
 
 
 def _differs(node: Node) -> bool:

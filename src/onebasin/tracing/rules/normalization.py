@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onebasin.tracing.axes.terms import ONE, Axes, AxisTerm, Product, has_uniform_parts, resolve
+from onebasin.tracing.axes.terms import ONE, Axes, AxisTerm, Product, has_uniform_parts
 from onebasin.tracing.axes.unification import split
 from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, replace_axis
 
@@ -58,7 +58,7 @@ def group_norm(trace: Trace, args: Arguments) -> Axes:
     batch, channels, *spatial = args.input
     size = channels.size // args["num_groups"]
     halves = split(channels, size)
-    if halves is None and not has_uniform_parts(resolve(channels)):
+    if halves is None and not has_uniform_parts(channels):
         halves = _split_within(trace, channels, size)
     if halves is None:  # what is uniform is so in each group alone, because the groups have other channels too
         halves = trace.split(channels, size)
