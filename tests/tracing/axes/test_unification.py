@@ -133,3 +133,12 @@ def test_children_keep_the_part_of_a_range():
     assert resolve(narrow((parent, child), 0, 0, 2)[1]) is first
     assert resolve(narrow((parent, child), 0, 2, 3)[1]) is second
     assert narrow((parent, child), 0, 1, 1)[0] is ONE
+
+
+def test_a_long_sum_is_added_up_once_when_it_is_cut(monkeypatch):
+    term, added = Sum(tuple(Atom(2) for _ in range(50))), []
+    size = Sum.size.fget
+    monkeypatch.setattr(Sum, "size", property(lambda self: (added.append(self), size(self))[1]))
+    pieces = cut(term, range(1, 100, 2))
+    assert len(added) == 1
+    assert list(map(sizes, pieces)) == [[1], *[[1, 1]] * 49, [1]]

@@ -174,10 +174,10 @@ def resolve(term: AxisTerm) -> AxisTerm:
     while isinstance(term, Atom):
         if term.link is None:
             _split_by_cut_parent(term)
-        forms.read(term)
         if term.link is None:
+            forms.read(term)
             return term
-        term = term.link
+        term = term.link  # which does not change any more
     return forms.find(term)
 
 
@@ -226,7 +226,8 @@ def follow_links(term: AxisTerm) -> AxisTerm:
     while isinstance(term, Atom):
         if term.link is None:
             _split_by_cut_parent(term)
-        _thread.normal_forms.read(term)
+        if term.link is None:
+            _thread.normal_forms.read(term)
         if term.link is None or isinstance(term.link, Sum):
             return term
         term = term.link
@@ -333,7 +334,8 @@ def parents_of(atom: Atom) -> frozenset[Atom]:
     pending = list(atom.parents or ())
     while pending:
         parent = pending.pop()
-        _thread.normal_forms.read(parent)
+        if parent.link is None:
+            _thread.normal_forms.read(parent)
         match parent.link:
             case None | Sum() | Piecewise():
                 if not parent.is_scrambled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Iterable, Sequence
@@ -266,10 +267,11 @@ def _split_product(factors: list[AxisTerm], inner: int) -> tuple[AxisTerm, AxisT
 def cut(term: AxisTerm, marks: Iterable[int]) -> list[AxisTerm]:
     """Cut a term at these positions into consecutive segments."""
     term = resolve(term)
-    marks = sorted({m for m in marks if 0 < m < term.size})
+    size = term.size  # of a sum, it is added up
+    marks = sorted({m for m in marks if 0 < m < size})
     if not marks:
         return [term]
-    lengths = [b - a for a, b in itertools.pairwise([0, *marks, term.size])]
+    lengths = [b - a for a, b in itertools.pairwise([0, *marks, size])]
     match term:
         case Uniform():
             return [Uniform(n, term.repeats) for n in lengths]
@@ -289,10 +291,11 @@ def cut(term: AxisTerm, marks: Iterable[int]) -> list[AxisTerm]:
 
 def _cut_sum(children: tuple[AxisTerm, ...], marks: list[int]) -> list[AxisTerm]:
     segments: list[list[AxisTerm]] = [[]]
-    start = 0
+    start, boundaries = 0, set(marks)
     for child in children:
-        for piece in cut(child, [m - start for m in marks]):
-            if start in marks:
+        inside = marks[bisect.bisect(marks, start) : bisect.bisect(marks, start + child.size)]
+        for piece in cut(child, [m - start for m in inside]) if inside else [resolve(child)]:
+            if start in boundaries:
                 segments.append([])
             segments[-1].append(piece)
             start += piece.size
