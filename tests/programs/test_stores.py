@@ -31,6 +31,9 @@ class Holder:
         return self.cached
 
 
+HOLDER = Holder()
+
+
 @functools.lru_cache
 def double(scale):
     return scale * 2
@@ -48,6 +51,10 @@ def keep_in_a_global_dict(self, x):
     if "scale" not in CACHE:
         CACHE["scale"] = self.scale * 2
     return self.last(self.first(x) * CACHE["scale"])
+
+
+def keep_in_a_global_object(self, x):
+    return self.last(self.first(x) * HOLDER.get(lambda: self.scale * 2))
 
 
 def assign_a_global_variable(self, x):
@@ -69,6 +76,7 @@ KEEPING = [
     keep_in_an_object,
     keep_in_an_object_of_an_object,
     keep_in_a_global_dict,
+    keep_in_a_global_object,
     assign_a_global_variable,
     keep_in_a_cache,
     keep_in_a_default,
@@ -87,6 +95,7 @@ def test_the_next_forward_is_as_if_nothing_had_run(forward, read):
     result.sum().backward()
     assert model.scale.grad is not None
     CACHE.clear()
+    HOLDER.cached = None
     double.cache_clear()
     globals()["LAST"] = None
     keep_in_a_default.__defaults__[0].clear()

@@ -280,7 +280,7 @@ def test_sizes_that_could_not_be_traced_are_told():
         return self.last(self.first(x))
 
     (limit,) = ob.symmetry(two_layers(forward), torch.rand(3, 4)).limits
-    assert limit.startswith("no other batch size or length could be traced")
+    assert limit.startswith("no other batch size, length or image size could be traced")
 
 
 def test_a_warning_points_at_the_line_of_the_user_also_from_a_file(tmp_path):

@@ -121,7 +121,7 @@ def _open_function(function: FunctionType, found: Stores) -> Iterator[Any]:
                 yield value
         else:
             found.variables.append((function.__globals__, name, value))
-            if type(value) in CONTAINERS:
+            if type(value) in CONTAINERS or type(value).__module__.partition(".")[0] == package:
                 yield value
 
 

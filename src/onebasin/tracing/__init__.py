@@ -40,10 +40,10 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True, kinds: 
     The model is traced once for each call, in eval mode, and left as it was. An operation that no rule covers pins what it
     touches, so a symmetry may be missed but is never invented. The result is checked on random parameters in float64.
 
-    It holds for these calls at all values of their inputs, and for the same calls at another batch size and with sequences
-    of one more position, where the model takes them. What train mode requires is added, or `limits` says that it could not
-    be traced; it also names the lines whose branches or sizes depend on values of integer inputs. Other threads must not use
-    the model meanwhile.
+    It holds for these calls at all values of their inputs, and for the same calls at another batch size, with sequences of
+    one more position and larger images, where the model takes them. What train mode requires is added, or `limits` says
+    that it could not be traced; it also names the lines whose branches or sizes depend on values of integer inputs. Other
+    threads must not use the model meanwhile.
 
     Args:
         model: any module, on any device (on the meta device only shapes are read, and nothing can be verified).
@@ -160,7 +160,7 @@ def _read_resized_programs(
             found.append(read_resized_program(model, call, program))
         except NotRecordable as error:
             found.append(None)
-            limits.append(f"no other batch size or length could be traced: {error}")
+            limits.append(f"no other batch size, length or image size could be traced: {error}")
     return found, tuple(limits)
 
 
