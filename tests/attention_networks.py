@@ -306,7 +306,7 @@ ATTENTION: dict[str, Case] = {
             head=nn.Linear(6, 2),
         ),
         two_sequences,
-        ["10", "2[3]", "2[3]", "2[3]", "2[3]", "3", "3", "6"],  # one packed weight reads the stream and the memory
+        ["10", "2[3]", "2[3]", "2[3]", "2[3]", "3", "3", "6", "6"],  # one packed weight reads the stream and the memory
     ),
     "packed bias in parts": Case(
         lambda: Fn(

@@ -17,6 +17,8 @@ SIZES = {"h": 2, "d": 3, "e": 4}
         ("(h d)+(h e) 5", [["h", "d", None], ["h", "e", None]]),
         ("(h (d+e)) 5", [["h", "d", None], ["h", "e", None]]),
         ("3+5 (2 7)", [[None, None]]),
+        ("3+5 d|(d 1)", [[None, "d"], [None, "d", None]]),
+        ("(h d) 3+5 e|e", [["h", "d", None, "e"]] * 2),
     ],
 )
 def test_there_and_back(pattern, labels):

@@ -6,6 +6,7 @@ from torch import nn
 
 import onebasin as ob
 from onebasin.symmetries import Pin
+from onebasin.symmetries.layout import write
 from onebasin.tensors.states import find_ties
 from onebasin.tracing.axes.terms import Atom
 from onebasin.tracing.axes.unification import pin
@@ -69,3 +70,52 @@ def test_units_that_are_told_apart_one_by_one_are_hidden_and_explained():
     symmetry = ob.symmetry(model, torch.rand(3, 4), verify=False)
     assert (symmetry.num_hidden, symmetry.num_free) == (6, 0)
     assert {key for key, axis in symmetry.pinned if axis == 0} >= {"first.weight", "first.bias", "second.weight"}
+
+
+class Cross(nn.Module):
+    """Packed cross-attention: rows of one weight read the stream, and other rows of it the memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.stream, self.memory = nn.Linear(4, 6), nn.Linear(5, 6)
+        self.attention, self.last = nn.MultiheadAttention(6, 3, batch_first=True), nn.Linear(6, 2)
+
+    def forward(self, x, y):
+        h, memory = self.stream(x), self.memory(y)
+        return self.last(h + self.attention(h, memory, memory, need_weights=False)[0])
+
+
+def test_a_packed_weight_reads_two_streams(tmp_path):
+    model = Cross()
+    symmetry = ob.symmetry(model, (torch.randn(2, 3, 4), torch.randn(2, 7, 5)), verify=False)
+    assert write(symmetry.layouts["attention.in_proj_weight"]).endswith(" stream|memory|memory")
+    assert symmetry.verify(model, (torch.randn(2, 3, 4), torch.randn(2, 7, 5))) < 1e-9
+    planted = symmetry.random(torch.Generator().manual_seed(0))
+    planted.save(tmp_path / "p.safetensors")
+    assert ob.Permutation.load(tmp_path / "p.safetensors") == planted
+    copied = Cross()
+    copied.load_state_dict(planted.apply(model))
+    for options in ({}, {"method": "weight-matching", "detect_copy": False}, {"method": "sinkhorn", "detect_copy": False}):
+        assert ob.align(copied, model, symmetry=symmetry, **options).cost == 0
+
+
+def test_stacked_weights_that_are_read_one_by_one_have_units_of_their_own():
+    def forward(self, x):
+        return (x @ self.up[0]).relu() @ self.down[0] + (x @ self.up[1]).relu() @ self.down[1]
+
+    model = Fn(forward, up=weight(2, 4, 6), down=weight(2, 6, 3))
+    symmetry = ob.symmetry(model, torch.rand(3, 4), verify=False)
+    assert sorted(group.size for group in symmetry.groups.values()) == [6, 6]
+    assert symmetry.verify(model, torch.rand(3, 4)) < 1e-9
+
+
+def test_rows_that_a_call_does_not_read_belong_to_the_same_units():
+    """A table of positions, read in part: what is not read moves with the rest, because a longer call reads it."""
+
+    def forward(self, x):
+        return self.last((self.first(x) + self.table[: x.shape[1]]).relu())
+
+    model = Fn(forward, first=nn.Linear(4, 6), last=nn.Linear(6, 2), table=weight(9, 6))
+    symmetry = ob.symmetry(model, torch.rand(2, 3, 4), verify=False)
+    assert write(symmetry.layouts["table"]).endswith(" first")
+    assert symmetry.verify(model, torch.rand(2, 9, 4)) < 1e-9

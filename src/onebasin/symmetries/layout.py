@@ -6,11 +6,12 @@ A layout is one term for each axis. Written as text it looks like einops, with `
     "h i"              two axes
     "o (h 49)"         the second axis is h blocks of 49 fixed entries: a flattened feature map
     "(h q)+(h k) i"    the first axis is two segments, laid end to end
+    "q+k a|b"          the second axis is a beside the first segment of the first axis, and b beside the second
 """
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +54,19 @@ class Sum:
         return sum(p.size for p in self.parts)
 
 
-Term = Factor | Product | Sum
+@dataclass(frozen=True)
+class Switch:
+    """A whole axis that is another term beside each segment of another axis: the one that is a sum of as many parts."""
+
+    parts: tuple[Any, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of entries, the same beside each segment."""
+        return self.parts[0].size
+
+
+Term = Factor | Product | Sum | Switch
 Layout = tuple[Term, ...]
 
 
@@ -62,7 +75,7 @@ def factors(term: Term) -> Iterator[Factor]:
     match term:
         case Factor():
             yield term
-        case Product(children) | Sum(children):
+        case Product(children) | Sum(children) | Switch(children):
             for child in children:
                 yield from factors(child)
 
@@ -74,7 +87,7 @@ def names(layout: Layout) -> set[str]:
 
 # ---------------------------------------------------------------------------------------------------------------- text
 
-_TOKEN = re.compile(r"[()+]|[^\s()+]+")
+_TOKEN = re.compile(r"[()+|]|[^\s()+|]+")
 
 
 def write(layout: Layout) -> str:
@@ -95,6 +108,8 @@ def _write(term: Term, inside: bool) -> str:
         case Sum(children):
             text = "+".join(_write(c, inside=False) for c in children)
             return f"({text})" if inside else text
+        case Switch(children):
+            return "|".join(_write(c, inside=False) for c in children)
 
 
 def parse(pattern: str, sizes: Mapping[str, int] | None = None) -> Layout:
@@ -108,6 +123,14 @@ def parse(pattern: str, sizes: Mapping[str, int] | None = None) -> Layout:
 
     def fail(why: str) -> ValueError:
         return ValueError(f"cannot read the layout {pattern!r}: {why}; write it like 'o (h 49)' or 'a+b i'")
+
+    def whole_axis() -> Term:
+        nonlocal position
+        parts = [axis()]
+        while position < len(tokens) and tokens[position] == "|":
+            position += 1
+            parts.append(axis())
+        return parts[0] if len(parts) == 1 else Switch(tuple(parts))
 
     def axis() -> Term:
         nonlocal position
@@ -131,14 +154,24 @@ def parse(pattern: str, sizes: Mapping[str, int] | None = None) -> Layout:
                 raise fail("a parenthesis is not closed")
             position += 1
             return children[0] if len(children) == 1 else Product(tuple(children))
-        if token in ")+":
+        if token in ")+|":
             raise fail(f"unexpected {token!r}")
         return Factor(int(token)) if token.isdigit() else Factor((sizes or {}).get(token, 0), token)
 
     layout = []
     while position < len(tokens):
-        layout.append(axis())
+        layout.append(whole_axis())
+    for number, term in enumerate(layout):
+        if isinstance(term, Switch) and find_selector(layout, number) is None:
+            raise fail("a|b needs exactly one other axis of as many segments")
     return tuple(layout)
+
+
+def find_selector(layout: Sequence[Term], axis: int) -> int | None:
+    """The axis whose segments decide between the terms of a switch; None if there is none, or more than one."""
+    count = len(layout[axis].parts)  # type: ignore[union-attr]
+    found = [i for i, t in enumerate(layout) if i != axis and isinstance(t, Sum) and len(t.parts) == count]
+    return found[0] if len(found) == 1 else None
 
 
 def fit(term: Term, size: int, sizes: dict[str, int]) -> bool:
@@ -167,6 +200,9 @@ def fit(term: Term, size: int, sizes: dict[str, int]) -> bool:
             if unknown and (size - known) % len(unknown) == 0 and size > known:
                 fit(unknown[0], (size - known) // len(unknown), sizes)
                 known = size
+        case Switch(children):
+            found = [fit(child, size, sizes) for child in children]
+            return all(found)
     if known != size:
         raise ValueError(f"{_write(term, inside=False)!r} has {known} entries, the axis has {size}")
     return True
@@ -184,6 +220,8 @@ def _extent(term: Term, sizes: Mapping[str, int]) -> int:
             return math.prod(_extent(c, sizes) for c in children)
         case Sum(children):
             return sum(_extent(c, sizes) for c in children)
+        case Switch(children):
+            return _extent(children[0], sizes)
 
 
 # ------------------------------------------------------------------------------------------------------------- indices
@@ -201,6 +239,8 @@ def covered(term: Term) -> set[str]:
             return set().union(*(covered(c) for c in children))
         case Sum(children):
             return set.intersection(*(covered(c) for c in children))
+        case Switch():
+            return set()  # nothing depends on what differs beside each segment
 
 
 def find_parent(layout: Layout, axis: int, siblings: set[str], parent: str) -> int | None:
@@ -268,6 +308,8 @@ def source(
                 result[inside] = source(child, sub, local, lookup, parents) + offset
                 offset += child.size
             return result
+        case Switch():
+            raise AssertionError("a switch is a whole axis")
 
 
 def _unravel(children: tuple[Term, ...], position: Tensor) -> list[Tensor]:
@@ -310,6 +352,9 @@ def gather_indices(
         if not any(f.name in lookup for f in factors(term)):
             result.append(None)
             continue
+        if isinstance(term, Switch):
+            result.append(_switch_indices(layout, axis, term, lookup, parents).to(device))
+            continue
         context = {}
         for name, siblings in dependencies(term, parents):
             home = find_parent(layout, axis, siblings, name)
@@ -327,6 +372,20 @@ def gather_indices(
     return tuple(result)
 
 
+def _switch_indices(
+    layout: Layout, axis: int, term: Switch, lookup: Lookup, parents: Mapping[str, tuple[str, ...]]
+) -> Tensor:
+    """The source index along a switch, for each position of the axis that decides between its terms."""
+    home = find_selector(layout, axis)
+    assert home is not None, f"{write(layout)}: nothing decides between the terms of axis {axis}"
+    selector, position = layout[home], torch.arange(term.size)
+    assert isinstance(selector, Sum)
+    rows = torch.stack([source(part, position, {}, lookup, parents) for part in term.parts])
+    numbers = torch.arange(len(term.parts)).repeat_interleave(torch.tensor([part.size for part in selector.parts]))
+    index = rows[numbers] if home < axis else rows[numbers].T
+    return index.view([n.size if i in (home, axis) else 1 for i, n in enumerate(layout)])
+
+
 def dependencies(
     term: Term, parents: Mapping[str, tuple[str, ...]], siblings: frozenset[str] = frozenset()
 ) -> Iterator[tuple[str, set[str]]]:
@@ -339,7 +398,7 @@ def dependencies(
             inside = siblings.union(*(covered(c) for c in children))
             for child in children:
                 yield from dependencies(child, parents, inside)
-        case Sum(children):
+        case Sum(children) | Switch(children):
             for child in children:
                 yield from dependencies(child, parents, siblings)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from onebasin.symmetries.layout import Layout, Product, Sum, Term, coordinate, covered, factors, find_parent
+from onebasin.symmetries.layout import Factor, Layout, Product, Sum, Term, coordinate, covered, factors, find_parent
 from onebasin.symmetries.structure import Group, Power, Scale
 
 
@@ -132,7 +132,7 @@ def _number(
             result[inside] = _number(child, position[inside] - start, local, group, wanted, count, sizes)
             start += child.size
         return result
-    if term.name != group.name or next(count) != wanted:
+    if not isinstance(term, Factor) or term.name != group.name or next(count) != wanted:
         return nothing
     number = torch.zeros_like(position)
     for parent in group.parents:

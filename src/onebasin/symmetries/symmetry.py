@@ -44,7 +44,7 @@ class Symmetry(Structure):
         layouts = {key: parse(pattern) for key, pattern in axes.items()}
         groups = {}
         for entry in free:
-            match = re.fullmatch(r"\s*([^\s()+\[\],]+)\s*(?:\[([^\[\]]*)\])?\s*", entry)
+            match = re.fullmatch(r"\s*([^\s()+|\[\],]+)\s*(?:\[([^\[\]]*)\])?\s*", entry)
             if not match or match[1].isdigit():
                 raise ValueError(f"cannot read the free name {entry!r}: write 'h', or 'd[h]' for a family of h")
             parents = tuple(p.strip() for p in (match[2] or "").split(",") if p.strip())

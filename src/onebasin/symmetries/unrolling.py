@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from onebasin.symmetries.layout import Factor, Product, Term, factors
+from onebasin.symmetries.layout import Factor, Product, Sum, Switch, Term, factors, find_selector
 
 
 class Block(NamedTuple):
@@ -50,6 +50,11 @@ def unroll(
 ) -> Iterator[Block]:
     """The blocks of tensors of one layout, with every axis that has one of the `names` in it taken apart."""
     origins = range(len(terms)) if origins is None else origins
+    if (home := _find_deciding_axis(terms, names)) is not None:
+        pieces = (tensor.split([part.size for part in terms[home].parts], dim=home) for tensor in tensors)  # type: ignore
+        for number, views in enumerate(zip(*pieces, strict=True)):
+            yield from unroll(_choose(terms, home, number), names, *views, origins=origins)
+        return
     axis = _find_compound(terms, names)
     if axis is None:
         labels = [term.name if isinstance(term, Factor) else None for term in terms]
@@ -62,7 +67,7 @@ def unroll(
         views = (tensor.unflatten(axis, sizes) for tensor in tensors)
         yield from unroll([*before, *term.factors, *after], names, *views, origins=wide)
     else:
-        assert not isinstance(term, Factor)
+        assert isinstance(term, Sum)
         pieces = (tensor.split([part.size for part in term.parts], dim=axis) for tensor in tensors)
         for part, *views in zip(term.parts, *pieces, strict=True):
             yield from unroll([*before, part, *after], names, *views, origins=origins)
@@ -70,6 +75,9 @@ def unroll(
 
 def roll(terms: Sequence[Term], names: Collection[str], blocks: Iterator[Tensor]) -> Tensor:
     """The whole tensor from its blocks, in the order in which `unroll` yields them."""
+    if (home := _find_deciding_axis(terms, names)) is not None:
+        count = len(terms[home].parts)  # type: ignore[union-attr]
+        return torch.cat([roll(_choose(terms, home, number), names, blocks) for number in range(count)], dim=home)
     axis = _find_compound(terms, names)
     if axis is None:
         return next(blocks)
@@ -77,13 +85,30 @@ def roll(terms: Sequence[Term], names: Collection[str], blocks: Iterator[Tensor]
     if isinstance(term, Product):
         whole = roll([*before, *term.factors, *after], names, blocks)
         return whole.flatten(axis, axis + len(term.factors) - 1)
-    assert not isinstance(term, Factor)
+    assert isinstance(term, Sum)
     return torch.cat([roll([*before, part, *after], names, blocks) for part in term.parts], dim=axis)
+
+
+def _find_deciding_axis(terms: Sequence[Term], names: Collection[str]) -> int | None:
+    """The axis whose segments decide between the terms of another axis that has one of the names in it."""
+    for axis, term in enumerate(terms):
+        if isinstance(term, Switch) and any(f.name in names for f in factors(term)):
+            return find_selector(terms, axis)
+    return None
+
+
+def _choose(terms: Sequence[Term], home: int, number: int) -> list[Term]:
+    """The terms beside one segment of an axis."""
+    chosen = list(terms)
+    for axis, term in enumerate(terms):
+        if axis == home or (isinstance(term, Switch) and find_selector(terms, axis) == home):
+            chosen[axis] = term.parts[number]  # type: ignore[union-attr]
+    return chosen
 
 
 def _find_compound(terms: Sequence[Term], names: Collection[str]) -> int | None:
     """The first axis that is more than a factor and has one of the names in it."""
     for axis, term in enumerate(terms):
-        if not isinstance(term, Factor) and any(f.name in names for f in factors(term)):
+        if not isinstance(term, Factor | Switch) and any(f.name in names for f in factors(term)):
             return axis
     return None

@@ -10,11 +10,22 @@ from torch import nn
 
 from onebasin.programs.graph import Program
 from onebasin.symmetries import NEVER_MET, NEVER_READ, Group, Pin, Site, Symmetry
-from onebasin.symmetries.layout import Factor, Layout, Product, Sum, Term
+from onebasin.symmetries.layout import Factor, Layout, Product, Sum, Switch, Term
 from onebasin.symmetries.layout import names as names_in
 from onebasin.tensors.states import read_state
 from onebasin.tracing.axes.scopes import solve_scopes
-from onebasin.tracing.axes.terms import Atom, AxisTerm, Piecewise, leaves, parents_of, resolve
+from onebasin.tracing.axes.terms import (
+    Atom,
+    Axes,
+    AxisTerm,
+    Piecewise,
+    follow_links,
+    has_uniform_parts,
+    leaves,
+    parents_of,
+    resolve,
+    same_selector,
+)
 from onebasin.tracing.axes.unification import is_fixed, join_parts, pin
 from onebasin.tracing.degrees import find_scales
 from onebasin.tracing.positions import pin_broken_orders
@@ -34,6 +45,7 @@ def to_symmetry(trace: Trace, model: nn.Module, programs: Iterable[Program], wit
         with_scales: find the positive scales of the groups too.
     """
     state = read_state(model).shapes
+    _solve(trace)  # parts that are not read become those that are, before what is never read is fixed
     unread = _pin_unread(trace, state)
     names = _name_groups(trace, state)
     layouts: dict[str, Layout] = {}
@@ -43,7 +55,7 @@ def to_symmetry(trace: Trace, model: nn.Module, programs: Iterable[Program], wit
         if axes is None:
             layouts[key] = tuple(Factor(n) for n in tensor.shape)
             continue
-        layouts[key] = tuple(_convert(axis, names) for axis in axes)
+        layouts[key] = _convert_axes(axes, names)
         for number, axis in enumerate(axes):
             reasons = [atom.pin for atom in leaves(axis) if atom.pin and atom.size > 1]
             if reasons:
@@ -99,15 +111,57 @@ def _pin_unread(trace: Trace, state: Iterable[str]) -> dict[tuple[str, int], Pin
 
 
 def _solve(trace: Trace) -> None:
-    """Solve the scopes. The axes of parameters must not be piecewise inside another factor: there all parts are joined."""
+    """Solve the scopes. Where an axis of a parameter is piecewise, and no layout can say so, all parts are joined."""
     while True:
         solve_scopes(trace.scopes)
-        found = [term for axes in trace.state.values() for axis in axes for term in _piecewise_terms(resolve(axis))]
+        found = [
+            term
+            for key, axes in trace.state.items()
+            for axis in axes
+            for term in _piecewise_terms(resolve(axis))
+            if not _is_switch(trace, key, axis)
+        ]
         free = [term for term in found if not is_fixed(term)]
         if not free and not pin_broken_orders(trace.orders, trace.state.values()):
             return
         for term in free:
             join_parts(term, _INTERLEAVED)
+
+
+def _is_switch(trace: Trace, key: str, axis: AxisTerm) -> bool:
+    """Whether an axis is another term beside each segment of one other axis, so that a layout can say it.
+
+    Each part must be read: rows of a table that this call does not read belong to the same units as those that it reads.
+    """
+    term = resolve(axis)
+    if not isinstance(term, Piecewise):
+        return False
+    selector = _find_selector(trace.state[key], term)
+    read = {leaf for atom in trace.read.get(key, ()) for leaf in leaves(atom)}
+    return selector is not None and all(_is_plain(part) and read >= set(leaves(part)) for part in term.parts)
+
+
+def _find_selector(axes: Axes, term: Piecewise) -> AxisTerm | None:
+    """The axis of a tensor whose segments decide between the parts of another; None if more than one has segments."""
+    cut = [axis for axis in axes if isinstance(resolve(axis), Sum)]
+    if len(cut) != 1 or not isinstance(selector := follow_links(cut[0]), Atom):
+        return None
+    return cut[0] if same_selector(selector, term.selector) else None
+
+
+def _is_plain(term: AxisTerm) -> bool:
+    """Whether a term is free in every part, and depends on nothing else."""
+    if has_uniform_parts(term) or any(True for _ in _piecewise_terms(resolve(term))):
+        return False
+    return not any(parents_of(atom) for atom in leaves(term))
+
+
+def _repeat_parts(term: Piecewise) -> list[AxisTerm]:
+    """The parts of a term, one for each segment of its selector as it is now: segments may have been cut further."""
+    assert isinstance(term.selector.link, Sum)
+    pieces = map(resolve, term.selector.link.parts)
+    counts = [len(piece.parts) if isinstance(piece, Sum) else 1 for piece in pieces]
+    return [part for part, count in zip(term.parts, counts, strict=True) for _ in range(count)]
 
 
 def _piecewise_terms(term: AxisTerm) -> Iterable[Piecewise]:
@@ -126,7 +180,7 @@ def _name_groups(trace: Trace, state: Iterable[str]) -> dict[Atom, str]:
     taken: set[str] = set()
 
     def name(atom: Atom, key: str) -> None:
-        base = re.sub(r"[\s()+\[\],]", "_", key.rpartition(".")[0] or key)
+        base = re.sub(r"[\s()+|\[\],]", "_", key.rpartition(".")[0] or key)
         base = key if base.isdigit() else base
         unique, number = base, 2
         while unique in taken:
@@ -153,7 +207,14 @@ def _parent_names(atom: Atom, names: Mapping[Atom, str]) -> tuple[str, ...]:
     return tuple(names[p] for p in ordered)
 
 
-def _convert(term: AxisTerm, names: Mapping[Atom, str]) -> Term:
+def _convert_axes(axes: Axes, names: Mapping[Atom, str]) -> Layout:
+    """The layout of a parameter. Segments that decide between the parts of another axis are all kept."""
+    switches = [term for axis in axes if isinstance(term := resolve(axis), Piecewise) and not is_fixed(term)]
+    deciding = [_find_selector(axes, term) for term in switches]
+    return tuple(_convert(axis, names, keeps_segments=any(axis is other for other in deciding)) for axis in axes)
+
+
+def _convert(term: AxisTerm, names: Mapping[Atom, str], keeps_segments: bool = False) -> Term:
     match resolve(term):
         case Atom() as atom:
             return Factor(atom.size, names.get(atom))
@@ -161,10 +222,11 @@ def _convert(term: AxisTerm, names: Mapping[Atom, str]) -> Term:
             parts = _fuse([_convert(c, names) for c in children], math.prod)
             return Factor(1) if not parts else parts[0] if len(parts) == 1 else Product(tuple(parts))
         case Sum(children):
-            parts = _fuse([_convert(c, names) for c in children], sum)
+            parts = [_convert(c, names) for c in children]
+            parts = parts if keeps_segments else _fuse(parts, sum)
             return parts[0] if len(parts) == 1 else Sum(tuple(parts))
-        case Piecewise() as fixed:
-            return Factor(fixed.size)
+        case Piecewise() as term:
+            return Factor(term.size) if is_fixed(term) else Switch(tuple(_convert(p, names) for p in _repeat_parts(term)))
     raise AssertionError(f"{term} is not the axis of a parameter")
 
 

@@ -24,7 +24,7 @@ from onebasin.programs.graph import Program
 from onebasin.programs.shapes import bind_arguments
 from onebasin.symmetries import Power, Scale
 from onebasin.torch_internals import find_schema
-from onebasin.tracing.axes.terms import Atom, Axes, leaves
+from onebasin.tracing.axes.terms import Atom, Axes, Piecewise, leaves, resolve
 from onebasin.tracing.rules.contraction import Letters, einsum_letters, matmul_letters
 from onebasin.tracing.trace import Arguments, NotCovered, Trace, operation_name
 
@@ -69,10 +69,13 @@ class _System:
         return tuple(tuple(atom for atom in leaves(axis) if atom in self.names) for axis in axes)
 
     def read(self, key: str) -> Degrees:
-        """The unknown degrees of a parameter."""
+        """The unknown degrees of a parameter; zero along an axis that differs beside each segment of another."""
+        axes = self.trace.state[key]
         return tuple(
-            tuple((atom, {(key, axis, number): Fraction(1)}) for number, atom in enumerate(atoms))
-            for axis, atoms in enumerate(self.template(self.trace.state[key]))
+            _zeros(atoms)
+            if isinstance(resolve(axes[axis]), Piecewise)
+            else tuple((atom, {(key, axis, number): Fraction(1)}) for number, atom in enumerate(atoms))
+            for axis, atoms in enumerate(self.template(axes))
         )
 
     def require_zero(self, *axes: Slots) -> None:

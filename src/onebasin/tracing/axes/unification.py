@@ -321,6 +321,14 @@ def _cut_product(term: Product, children: tuple[AxisTerm, ...], marks: list[int]
     return _cut_sum(spread.parts, marks)
 
 
+def _make_piecewise(axis: AxisTerm, selector: Atom) -> None:
+    """Let an axis of a parameter, which may depend on any other axis of it, be another one beside each segment of one."""
+    atom = follow_links(axis)
+    if isinstance(atom, Atom) and atom.link is None and atom.parents is None and not atom.pin:
+        assert isinstance(selector.link, Sum)
+        atom.link = Piecewise(selector, tuple(Atom(atom.size) for _ in selector.link.parts))
+
+
 def narrow(axes: Axes, dim: int, start: int, length: int) -> Axes:
     """The axes of a tensor after axis `dim` is cut down to a range; children of that axis keep the part of that range."""
     pieces = cut(axes[dim], [start, start + length])
@@ -334,6 +342,8 @@ def narrow(axes: Axes, dim: int, start: int, length: int) -> Axes:
         part = selector.link.parts[number]
         if offset + length > part.size:
             break
+        for axis in (*others[:dim], *others[dim + 1 :]):
+            _make_piecewise(axis, selector)
         others = [restrict(axis, selector, number) for axis in others]
         selector = follow_links(part)
     begin = 0
