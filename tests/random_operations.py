@@ -302,6 +302,34 @@ def _recurrent(self: RandomProgram, x: Tensor, rng: random.Random) -> Made:
     return kind, _Recurrent(self, kind, x.shape[-1], rng.choice([2, 4, x.shape[-1]]))
 
 
+def _packed(self: RandomProgram, x: Tensor, rng: random.Random) -> Made:
+    """Parts of one weight, cut along its first or last axis, that are applied to two values of one shape."""
+    if x.dim() < 2 or x.shape[-1] < 2:
+        return None
+    n, m, other = x.shape[-1], rng.choice([2, 3, 4]), _like(self, x, rng)
+    kind = rng.randrange(7)
+    if kind == 0:
+        w = self.make_weight(2 * m, n)
+        return "rows for two", lambda x, y: F.linear(x, w[:m]).tanh() * F.linear(y, w[m:]), other
+    if kind == 1:
+        w, cut = self.make_weight(3 * m, n), rng.choice([m, 2 * m, m + 1])
+        return f"rows cut at {cut}", lambda x, y: torch.cat([F.linear(x, w[:cut]), F.linear(y, w[cut:])], -1).tanh(), other
+    if kind == 2:
+        w = self.make_weight(2, m, n)
+        return "stacked", lambda x, y: F.linear(x, w[0]).tanh() + F.linear(y, w[1]), other
+    if kind == 3:
+        w = self.make_weight(m, 2 * n)
+        return "columns for two", lambda x, y: (F.linear(x, w[:, :n]) + F.linear(y, w[:, n:])).tanh(), other
+    if kind == 4:
+        w = self.make_weight(3, n)
+        return "rows as biases", lambda x, y: (x + w[0]).tanh() * (y + w[2]), other
+    if kind == 5:
+        w = self.make_weight(2 * m, n)
+        return "there and back", lambda x, y: F.linear(x, w[:m]).tanh() @ w[m:] + y, other
+    w = self.make_weight(n, 2, m)
+    return "stacked inside", lambda x, y: (x @ w[:, 0]).tanh() * (y @ w.select(1, 1)), other
+
+
 def _shortcut(self: RandomProgram, x: Tensor, rng: random.Random) -> Made:
     """The sum of a value and what another random operation makes of it, if the shapes fit."""
     made = rng.choice(_NEW)(self, x, rng)
@@ -316,3 +344,5 @@ _NEW = [
 ]  # fmt: skip
 
 MORE_MAKERS = [*MAKERS, *_NEW, *_NEW, _shortcut, _shortcut]
+
+PACKED_MAKERS = [*MAKERS, *[_packed] * 12]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from random_operations import MORE_MAKERS
+from random_operations import MORE_MAKERS, PACKED_MAKERS
 from random_programs import MAKERS, RandomProgram, measure
 
 import onebasin as ob
@@ -31,6 +31,10 @@ def test_random_programs_of_more_operations():
     check(range(80), MORE_MAKERS)
 
 
+def test_random_programs_with_packed_weights():
+    check(range(100), PACKED_MAKERS)
+
+
 def test_programs_that_were_wrong_once():
     """Seeds that found a mistake in a rule."""
     check(
@@ -43,6 +47,7 @@ def test_programs_that_were_wrong_once():
 def test_many_random_programs(block):
     check(range(10_000 + 500 * block, 10_500 + 500 * block))
     check(range(20_000 + 500 * block, 20_500 + 500 * block), MORE_MAKERS)
+    check(range(30_000 + 500 * block, 30_500 + 500 * block), PACKED_MAKERS)
 
 
 def test_a_wrong_permutation_is_noticed():
