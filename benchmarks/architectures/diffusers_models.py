@@ -139,9 +139,9 @@ _MODELS: dict[str, tuple[Any, ...]] = {
         {"sample": lambda b, n: torch.randn(b, 3, n), "timestep": _steps},
         32,
     ),
-    "UNet3DConditionModel": (_CROSS_3D, {"sample": _video(4), **_CONDITIONED}, 16),
-    "UNetMotionModel": (_MOTION, _MOVING, 16),
-    "UNetMotionModel, as many frames as positions": ({**_MOTION, "motion_max_seq_length": 3}, _MOVING, 16),
+    "UNet3DConditionModel": (_CROSS_3D, {"sample": _video(4), **_CONDITIONED}, 8),
+    "UNetMotionModel": (_MOTION, _MOVING, 8),
+    "UNetMotionModel, as many frames as positions": ({**_MOTION, "motion_max_seq_length": 3}, _MOVING, 8),
     "UNetSpatioTemporalConditionModel": (
         # Its norms have 32 groups: of two channels at least, where the model itself has ten.
         {"block_out_channels": (64, 128), "layers_per_block": 1, "cross_attention_dim": _TEXT, "num_attention_heads": 4}
@@ -152,7 +152,7 @@ _MODELS: dict[str, tuple[Any, ...]] = {
         },
         {"sample": lambda b, n: torch.randn(b, 3, 8, n, n), "timestep": _steps}
         | {"encoder_hidden_states": lambda b, _: torch.randn(b, 1, _TEXT), "added_time_ids": lambda b, _: torch.rand(b, 3)},
-        16,
+        8,
     ),
     "Kandinsky3UNet": (
         {
@@ -164,7 +164,7 @@ _MODELS: dict[str, tuple[Any, ...]] = {
         }
         | {"cross_attention_dim": 8, "encoder_hid_dim": _TEXT},
         {**_DENOISED, "encoder_attention_mask": _mask},
-        16,
+        8,
     ),
     "AudioLDM2UNet2DConditionModel": (
         {**_CROSS, "cross_attention_dim": (_TEXT, _TEXT)},

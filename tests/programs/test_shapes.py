@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from onebasin.programs import shapes
+from onebasin.programs.failures import NotRecordable
 from onebasin.programs.recording import record
 from onebasin.programs.shapes import bind_arguments, functional_variant, written_arguments
 
@@ -91,3 +92,12 @@ def test_what_operations_write():
 def test_arguments_are_bound_by_name():
     node = torch.fx.Graph().create_node("call_function", aten.sum.dim_IntList, (None, [1]), {"keepdim": True})
     assert bind_arguments(node) == {"self": None, "dim": [1], "keepdim": True, "dtype": None}
+
+
+def test_compressed_sparse_results_are_not_recorded():
+    def forward(self, x, rows, columns):
+        return torch.sparse_csr_tensor(rows, columns, x.flatten(), (3, 4)) @ self.weight.mT
+
+    inputs = torch.rand(3, 4), torch.tensor([0, 4, 8, 12]), torch.arange(4).repeat(3)
+    with pytest.raises(NotRecordable, match="returns a sparse tensor"):
+        record(Fn(forward, weight=weight(8, 4)), call_of(inputs))

@@ -55,6 +55,8 @@ class Shapes:
             results = [found] if isinstance(found, Tensor) else found
             if not isinstance(results, (list, tuple)) or not all(r is None or isinstance(r, Tensor) for r in results):
                 raise NotRecordable(f"{func} returns something else than tensors")
+            if any(r is not None and r.layout != torch.strided for r in results):
+                raise NotRecordable(f"{func} returns a sparse tensor")
             owners = {memory_id(operand): number for number, operand in reversed(list(enumerate(operands)))}
             shared = [None if r is None else owners.get(memory_id(r)) for r in results]
             self._returned[key] = map_leaves(found, Tensor, self.of), shared
