@@ -45,7 +45,8 @@ def to_symmetry(trace: Trace, model: nn.Module, programs: Iterable[Program], wit
         with_scales: find the positive scales of the groups too.
     """
     state = read_state(model).shapes
-    _solve(trace)  # parts that are not read become those that are, before what is never read is fixed
+    if any(isinstance(resolve(axis), Piecewise) for axes in trace.state.values() for axis in axes):
+        _solve(trace)  # parts that are not read become those that are, before what is never read is fixed
     unread = _pin_unread(trace, state)
     names = _name_groups(trace, state)
     layouts: dict[str, Layout] = {}
