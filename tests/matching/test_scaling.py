@@ -76,3 +76,22 @@ def test_options_are_checked(data):
         ob.align(cnn(0), cnn(1), data[0][0], scaling=3)
     with pytest.raises(ValueError, match="kinds must be"):
         ob.align(cnn(0), cnn(1), data[0][0], kinds="all of them")
+
+
+def test_what_was_done_is_said(data):
+    options = {"method": "weight-matching", "objective": mid(), "data": data, "kinds": "positive"}
+    found = ob.align(cnn(1), cnn(0), **options, scaling=Scaling(steps=10))
+    assert "Positive scales lowered the cost" in found.notes[-1]
+    assert "scales up to" in repr(found)
+    tanh = [nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Tanh(), nn.Linear(6, 2)) for _ in range(2)]
+    found = ob.align(*tanh, **options)
+    assert "no positive scales" in found.notes[-1]
+    assert found.scales == {}
+    assert isinstance(ob.merge(tanh, **options), nn.Sequential)
+
+
+def test_a_symmetry_without_scales_is_refused(data):
+    symmetry = ob.symmetry(cnn(0), data[0][0])
+    for run in (ob.align, lambda a, b, **options: ob.merge([a, b], **options)):
+        with pytest.raises(ValueError, match="has no positive scales"):
+            run(cnn(0), cnn(1), symmetry=symmetry, kinds="positive")

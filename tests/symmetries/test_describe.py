@@ -34,3 +34,10 @@ def test_layers_that_are_alike_are_one_row():
 
 def test_only_numbers_of_layers_are_merged():
     assert merge_layers(["a.0.w[0]", "a.1.w[0]", "a.1.w[1]", "conv2.w"]) == ["a.*.w[0] x2", "a.1.w[1]", "conv2.w"]
+
+
+def test_scales_have_a_table():
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    text = str(ob.symmetry(model, torch.rand(2, 4), kinds="positive"))
+    assert "1 positive scale;" in text
+    assert "0.weight  0.weight  0.weight[0], 0.bias[0], 2.weight[1] to the power -1" in text

@@ -71,7 +71,8 @@ class Alignment:
     def __repr__(self) -> str:
         ended = "converged" if self.converged else "stopped at its limit"
         change = f"cost {self.start_cost:.6g} -> {self.cost:.6g}"
-        return f"Alignment({self.method}: {change}, {ended} after {self.seconds:.2f} s, {self.permutation!r})"
+        done = self.transform if self.scales else self.permutation
+        return f"Alignment({self.method}: {change}, {ended} after {self.seconds:.2f} s, {done!r})"
 
     def _repr_html_(self) -> str:
         rows = {
@@ -80,6 +81,7 @@ class Alignment:
             "ended": "converged" if self.converged else "at its limit",
             "seconds": f"{self.seconds:.2f}",
             "permutation": repr(self.permutation),
+            "scales": f"{len(self.scales)} learned" if self.scales else "none",
             "notes": " ".join(self.notes),
         }
         return html_table(list(rows.items()))
@@ -200,8 +202,12 @@ def align(
             by, found = named.name, search.find(call.init, restarts)
         scales: dict[str, Tensor] = {}
         if chosen.scales and by != COPY_DETECTION:
+            before = found.cost
             scales, cost = _learn_scales(problem, found.permutation, scaling or Scaling())
             found = replace(found, cost=cost)
+            notes += [f"Positive scales lowered the cost from {before:.6g} to {cost:.6g}."]
+        elif kinds == "positive" and by != COPY_DETECTION:
+            notes += ["There are no positive scales in this symmetry."]
     return Alignment(
         model=transform_model(model, Transform(found.permutation, scales) if scales else found.permutation),
         permutation=found.permutation,

@@ -107,6 +107,11 @@ def check_call(
         on_activations = kinds == "positive" and goal.uses_data and not options
         named = make_method("activation-matching" if on_activations else "sinkhorn", options)
     check_choice("kinds", kinds, *get_args(Kinds))
+    if kinds == "positive" and symmetry is not None and not symmetry.scales:
+        raise ValueError(
+            "the symmetry that was given has no positive scales: make it by onebasin.symmetry(..., kinds='positive'), "
+            "or leave out one of symmetry= and kinds="
+        )
     if scaling is not None and not isinstance(scaling, Scaling):
         raise TypeError(f"scaling must be Scaling(...) or None, got {scaling!r}")
     check_count("seed", seed)

@@ -92,7 +92,7 @@ def merge(
     states = [read_state(model) for model in models]
     for number, state in enumerate(states[1:], start=2):
         check_alike(states[0], state, "the first model", f"model {number}")
-    symmetry = find_symmetry(models, example_inputs, symmetry, call.data, options.get("kinds", "permutation"))
+    symmetry = find_symmetry(models, example_inputs, symmetry, call.data, options.pop("kinds", "permutation"))
     if symmetry.scales and reference != "first" and len(models) > 2:
         raise ValueError("positive scales are learned towards one model: take reference='first'")
     options |= {"data": call.data, "groups": call.groups}  # what can be read only once has been read

@@ -10,13 +10,13 @@ from typing import Any
 
 from onebasin.plots.tables import html_table
 from onebasin.symmetries.layout import Factor, factors, write
-from onebasin.symmetries.structure import Group, Structure
+from onebasin.symmetries.structure import Group, Scale, Structure
 
 _SHOWN = 3
 
 
 def describe(symmetry: Structure) -> str:
-    """Groups with the axes they move, then what is pinned and why, then what was never used."""
+    """Groups with the axes they move, scales if there are any, then what is pinned and why, then what was never used."""
     lines = [symmetry.summary()]
     for rows in _tables(symmetry):
         lines += ["", *_columns(rows)]
@@ -44,6 +44,8 @@ def _tables(symmetry: Structure) -> Iterator[list[tuple[str, ...]]]:
         per_parent = f" [for each {', '.join(group.parents)}]" if group.parents else ""
         rows.append((name, str(group.size or "?"), _shorten(places(symmetry, name)) + per_parent))
     yield rows
+    if symmetry.scales:
+        yield [("scale", "of", "multiplies"), *((s.name, s.group, _shorten(_powers(s))) for s in symmetry.scales.values())]
     reasons = pin_reasons(symmetry)
     if reasons:
         yield [("not free", "because"), *((_shorten(axes), why) for why, axes in reasons.items())]
@@ -103,6 +105,15 @@ def places(symmetry: Structure, name: str) -> list[str]:
                 pattern = "" if isinstance(term, Factor) else f" as {write((term,))}"
                 found.append(f"{key}[{axis}]{pattern}")
     return found
+
+
+def _powers(scale: Scale) -> list[str]:
+    """key[axis] for every axis that a scale multiplies, with its power where that is not one."""
+    return [
+        f"{key}[{power.axis}]{'' if power.exponent == 1 else f' to the power {power.exponent:g}'}"
+        for key, powers in scale.powers.items()
+        for power in powers
+    ]
 
 
 def _shorten(entries: Sequence[str]) -> str:

@@ -151,7 +151,8 @@ class Structure:
         families = sum(bool(g.parents) for g in self.groups.values())
         nested = f", {families} of them nested" if families else ""
         unreached = f"; {len(self.unreached)} parameters never used" if self.unreached else ""
-        return f"{len(self.groups)} groups{nested}; {share}{percent}{unreached}"
+        scales = f", {len(self.scales)} positive scale{'s' if len(self.scales) > 1 else ''}" if self.scales else ""
+        return f"{len(self.groups)} groups{nested}{scales}; {share}{percent}{unreached}"
 
     def warn_of_unreached(self) -> None:
         """Warn, at the user's line, if a parameter that no call used is large enough to read or write a group's units."""

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -270,14 +270,28 @@ class Permutation:
             FileNotFoundError: if there is no such file.
             ValueError: if the file is damaged, or is not a permutation.
         """
-        tensors, header = load_tensors(path)
-        if header.get("format") != "onebasin permutation 1":
-            raise ValueError(f"{path} is not a onebasin permutation (format {header.get('format')!r})")
-        try:
-            symmetry = read_symmetry(header)
-            return cls(symmetry, tensors)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"{path} is not a onebasin permutation: {error}") from error
+        return read_element(path, "permutation", lambda tensors, header: cls(read_symmetry(header), tensors))
+
+
+_Element = TypeVar("_Element")
+
+
+def read_element(
+    path: str | os.PathLike[str], what: str, read: Callable[[dict[str, Tensor], dict[str, Any]], _Element]
+) -> _Element:
+    """Read a file of the format "onebasin `what` 1".
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is damaged, or is something else.
+    """
+    tensors, header = load_tensors(path)
+    if header.get("format") != f"onebasin {what} 1":
+        raise ValueError(f"{path} is not a onebasin {what} (format {header.get('format')!r})")
+    try:
+        return read(tensors, header)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path} is not a onebasin {what}: {error}") from error
 
 
 def describe_symmetry(symmetry: Symmetry) -> dict[str, Any]:

@@ -13,11 +13,9 @@ from torch import Tensor, nn
 
 from onebasin.symmetries.scales import ScaledTensors
 from onebasin.symmetries.structure import Group, Power, Scale
-from onebasin.symmetries.symmetry import Permutation, Symmetry, describe_symmetry, read_symmetry
-from onebasin.tensors.files import load_tensors, save_tensors
+from onebasin.symmetries.symmetry import Permutation, Symmetry, describe_symmetry, read_element, read_symmetry
+from onebasin.tensors.files import save_tensors
 from onebasin.tensors.states import LazyState, Model, State, StateDict, read_state
-
-_FORMAT = "onebasin transform 1"
 
 
 class Transform:
@@ -108,7 +106,7 @@ class Transform:
             [s.name, s.group, {key: [list(p) for p in powers] for key, powers in s.powers.items()}, dict(s.offsets)]
             for s in self.symmetry.scales.values()
         ]
-        header = {**describe_symmetry(self.symmetry), "format": _FORMAT, "scales": scales}
+        header = {**describe_symmetry(self.symmetry), "format": "onebasin transform 1", "scales": scales}
         tensors = {f"index:{name}": value for name, value in self.permutation.indices.items()}
         save_tensors(path, {**tensors, **{f"log:{name}": value for name, value in self.logarithms.items()}}, header)
 
@@ -120,18 +118,15 @@ class Transform:
             FileNotFoundError: if there is no such file.
             ValueError: if the file is damaged, or is not a transform.
         """
-        tensors, header = load_tensors(path)
-        if header.get("format") != _FORMAT:
-            raise ValueError(f"{path} is not a onebasin transform (format {header.get('format')!r})")
-        try:
-            symmetry = read_symmetry(header, _read_scales(header["scales"]))
-            parts: dict[str, dict[str, Tensor]] = {"index": {}, "log": {}}
-            for name, value in tensors.items():
-                kind, _, rest = name.partition(":")
-                parts[kind][rest] = value
-            return cls(Permutation(symmetry, parts["index"]), parts["log"])
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"{path} is not a onebasin transform: {error}") from error
+        return read_element(path, "transform", cls._read)
+
+    @classmethod
+    def _read(cls, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Transform:
+        parts: dict[str, dict[str, Tensor]] = {"index": {}, "log": {}}
+        for name, value in tensors.items():
+            kind, _, rest = name.partition(":")
+            parts[kind][rest] = value
+        return cls(Permutation(read_symmetry(header, _read_scales(header["scales"])), parts["index"]), parts["log"])
 
 
 def scaled_tensors(symmetry: Symmetry) -> ScaledTensors:

@@ -26,7 +26,7 @@ from onebasin.symmetries import Power, Scale
 from onebasin.torch_internals import find_schema
 from onebasin.tracing.axes.terms import Atom, Axes, Piecewise, leaves, resolve
 from onebasin.tracing.rules.contraction import Letters, einsum_letters, matmul_letters
-from onebasin.tracing.trace import Arguments, NotCovered, Trace, operation_name
+from onebasin.tracing.trace import Arguments, NotCovered, Trace, iterate_tensors, operation_name
 
 Unknown = tuple[str, int, int]
 """The degree of a parameter: its key, an axis, and the number of the free atom in that axis."""
@@ -252,7 +252,7 @@ class _Reading:
 
     def _require_zero(self, node: Node) -> None:
         for operand in node.all_input_nodes:
-            for degrees in _tensors(self.values[operand]):
+            for degrees in iterate_tensors(self.values[operand]):
                 self.system.require_zero(*degrees)
 
 
@@ -277,14 +277,6 @@ class _Arguments(Arguments):
         """The state key of an argument that is a parameter or buffer by itself."""
         node = bind_arguments(self.node).get(argument)
         return self.program.keys.get(node.name) if isinstance(node, Node) else None
-
-
-def _tensors(value: Any) -> Iterable[Degrees]:
-    if isinstance(value, tuple):
-        yield value
-    elif isinstance(value, list):
-        for entry in value:
-            yield from _tensors(entry)
 
 
 def _same_atoms(found: Any, expected: Any) -> bool:

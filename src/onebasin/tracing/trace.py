@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -208,3 +208,12 @@ def operation_name(node: Node) -> str:
     """The name of an operation in its schema, without the overload."""
     schema = find_schema(node.target)
     return schema.name.split("::")[-1] if schema is not None else getattr(node.target, "__name__", str(node.target))
+
+
+def iterate_tensors(value: Any) -> Iterator[Any]:
+    """Yield what stands for a tensor, a tuple with an entry for each axis, in a value or a list of values."""
+    if isinstance(value, tuple):
+        yield value
+    elif isinstance(value, list):
+        for entry in value:
+            yield from iterate_tensors(entry)

@@ -24,7 +24,7 @@ from onebasin.tracing.axes.unification import pin, pinned
 from onebasin.tracing.buffers import find_fixed_buffer_reason
 from onebasin.tracing.positions import iterate_marked, pin_positions
 from onebasin.tracing.rules import LOOKUPS, MOVING, RULES, pointwise
-from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, operation_name
+from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, iterate_tensors, operation_name
 
 WEIGHT_OPERATIONS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum"}
 """Operations whose output channels follow from their operands. Rules of other operations add theirs to `Trace.units`."""
@@ -161,7 +161,7 @@ class _Walk:
             result = self._pin_all(node, str(error) if rule is None else f"the rule does not cover this use: {error}")
         expected = _shapes(node.meta.get("val"))
         assert _sizes(result) == expected, f"the rule of {node.target} returns {_sizes(result)}, not {expected}"
-        for axes in _tensors(result):
+        for axes in iterate_tensors(result):
             self.trace.scope(*axes)
         for axes in self._operands(node):
             enforce(tuple(axis for axis in axes if axis.size != 1))
@@ -188,7 +188,7 @@ class _Walk:
         return Arguments({"input" if name == "self" else name: value for name, value in bound.items()}, node)
 
     def _operands(self, node: Node) -> Iterable[Axes]:
-        return _tensors([self.values[n] for n in node.all_input_nodes if n in self.values])
+        return iterate_tensors([self.values[n] for n in node.all_input_nodes if n in self.values])
 
     def _pin_all(self, node: Node, reason: str) -> Any:
         """Pin everything that an operation touches."""
@@ -225,7 +225,7 @@ class _Walk:
                 self.trace.units[(*names, str(number))] = term
 
     def _atoms(self, nodes: Iterable[Node]) -> set[Atom]:
-        return {atom for n in nodes for axes in _tensors(self.values[n]) for term in axes for atom in leaves(term)}
+        return {atom for n in nodes for axes in iterate_tensors(self.values[n]) for term in axes for atom in leaves(term)}
 
 
 class _ModuleResults:
@@ -281,14 +281,6 @@ def _sizes(result: Any) -> Any:
     if isinstance(result, list):
         return [_sizes(entry) for entry in result]
     return tuple(axis.size for axis in result) if isinstance(result, tuple) else None
-
-
-def _tensors(value: Any) -> Iterable[Axes]:
-    if isinstance(value, tuple):
-        yield value
-    elif isinstance(value, list):
-        for entry in value:
-            yield from _tensors(entry)
 
 
 def _read_constant(node: Node, name: str) -> Any:
