@@ -1,0 +1,168 @@
+"""Unknown degrees of parameters, linear equations between them, and their solutions."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+
+from onebasin.symmetries import Power, Scale
+from onebasin.tracing.axes.terms import Atom, Axes, Piecewise, leaves, resolve
+from onebasin.tracing.trace import Trace
+
+Unknown = tuple[str, int, int]
+"""The degree of a parameter: its key, an axis, and the number of the free atom in that axis."""
+Form = Mapping[Unknown, Fraction]
+"""A sum of unknowns with factors."""
+Slots = tuple[tuple[Atom, Form], ...]
+"""The degree along each free atom of an axis, in order."""
+Degrees = tuple[Slots, ...]
+"""One for each axis of a tensor."""
+
+
+class System:
+    """The unknown degrees of the parameters of a trace, and what the operations require of them.
+
+    Args:
+        trace: finished, so that its atoms change no more.
+        names: of groups.
+    """
+
+    def __init__(self, trace: Trace, names: Mapping[Atom, str]):
+        self.trace = trace
+        self.names = {atom: name for atom, name in names.items() if not atom.pin}
+        self.equations: dict[Atom, list[Form]] = {}
+        self.offsets: dict[str, float] = {}
+
+    def template(self, axes: Axes) -> tuple[tuple[Atom, ...], ...]:
+        """The free atoms of each axis."""
+        return tuple(tuple(atom for atom in leaves(axis) if atom in self.names) for axis in axes)
+
+    def read(self, key: str) -> Degrees:
+        """The unknown degrees of a parameter; zero along an axis that differs beside each segment of another."""
+        axes = self.trace.state[key]
+        return tuple(
+            zeros(atoms)
+            if isinstance(resolve(axes[axis]), Piecewise)
+            else tuple((atom, {(key, axis, number): Fraction(1)}) for number, atom in enumerate(atoms))
+            for axis, atoms in enumerate(self.template(axes))
+        )
+
+    def require_zero(self, *axes: Slots) -> None:
+        """Require degree zero along these axes."""
+        for atom, form in itertools.chain(*axes):
+            if form:
+                self.equations.setdefault(atom, []).append(form)
+
+    def require_equal(self, first: Slots, *others: Slots) -> Slots:
+        """Require equal degrees. Along an axis that only one of them has, the others are constant: there they are zero."""
+        for other in others:
+            self.add(first, tuple((atom, times(form, -1)) for atom, form in other), is_zero=True)
+        return first if first else next((other for other in others if other), ())
+
+    def add(self, first: Slots, second: Slots, is_zero: bool = False) -> Slots:
+        """The sum of degrees, required to be zero if told so. Axes that do not match have degree zero both."""
+        if not first or not second:
+            total = first or second
+        elif atoms_of(first) == atoms_of(second):
+            total = tuple((atom, plus(a, b)) for (atom, a), (_, b) in zip(first, second, strict=True))
+        else:
+            self.require_zero(first, second)
+            return zeros(atoms_of(first))
+        if is_zero:
+            self.require_zero(total)
+        return total
+
+    def solve(self, keys: Sequence[str]) -> dict[str, Scale]:
+        """A scale for each solution of a basis in which few tensors take each."""
+        order = {key: number for number, key in enumerate(keys)}
+        unknowns: dict[Atom, list[Unknown]] = {}
+        for key in self.trace.state:
+            if key in self.trace.reached:
+                for slots in self.read(key):
+                    for atom, form in slots:
+                        unknowns.setdefault(atom, []).extend(form)
+        scales: dict[str, Scale] = {}
+        for atom in self.names:
+            # What makes units comes first: the first of the unknowns of a solution is chosen freely, and names it.
+            found = sorted(unknowns.get(atom, ()), key=lambda u: (u[1] > 0, order[u[0]], u[1:]))
+            for solution in find_null_space(found, self.equations.get(atom, ())):
+                scale = self._make_scale(atom, solution, taken=scales)
+                scales[scale.name] = scale
+        return scales
+
+    def _make_scale(self, atom: Atom, solution: Mapping[Unknown, Fraction], taken: Iterable[str]) -> Scale:
+        powers: dict[str, list[Power]] = {}
+        aliases: dict[str, list[str]] = {}
+        for key, first in self.trace.aliases.items():
+            aliases.setdefault(first, []).append(key)
+        for (key, axis, number), degree in solution.items():
+            atoms = self.template(self.trace.state[key])[axis]
+            power = Power(axis, atoms[:number].count(atom), int(degree) if degree.denominator == 1 else float(degree))
+            for each in aliases.get(key, [key]):
+                powers.setdefault(each, []).append(power)
+        base = name = next(iter(solution))[0]
+        for number in itertools.count(2):
+            if name not in taken:
+                break
+            name = f"{base}:{number}"
+        offsets = {key: offset for key, offset in self.offsets.items() if key in powers}
+        return Scale(name, self.names[atom], {key: tuple(entries) for key, entries in powers.items()}, offsets)
+
+
+def find_null_space(unknowns: Sequence[Unknown], equations: Iterable[Form]) -> list[dict[Unknown, Fraction]]:
+    """A basis of the solutions; each begins with the unknown that it is one at, and those of all others vanish there."""
+    order = {unknown: number for number, unknown in enumerate(unknowns)}
+    solved: dict[Unknown, dict[Unknown, Fraction]] = {}
+    for equation in equations:
+        form = _substitute(equation, solved)
+        if not form:
+            continue
+        pivot = max(form, key=order.__getitem__)
+        rest = {u: -c / form[pivot] for u, c in form.items() if u != pivot}
+        for other, value in solved.items():
+            if pivot in value:
+                solved[other] = _substitute(value, {pivot: rest})
+        solved[pivot] = rest
+    found = []
+    for free in unknowns:
+        if free not in solved:
+            found.append({free: Fraction(1), **{u: form[free] for u, form in solved.items() if form.get(free)}})
+    return [_make_integral(solution) for solution in found]
+
+
+def _substitute(form: Form, solved: Mapping[Unknown, Form]) -> dict[Unknown, Fraction]:
+    result: dict[Unknown, Fraction] = {}
+    for unknown, factor in form.items():
+        for other, inner in solved[unknown].items() if unknown in solved else ((unknown, Fraction(1)),):
+            result[other] = result.get(other, Fraction(0)) + factor * inner
+    return {unknown: factor for unknown, factor in result.items() if factor}
+
+
+def _make_integral(solution: dict[Unknown, Fraction]) -> dict[Unknown, Fraction]:
+    common = math.lcm(*(factor.denominator for factor in solution.values()))
+    return {unknown: factor * common for unknown, factor in solution.items()}
+
+
+def plus(first: Form, second: Form) -> Form:
+    """The sum of two forms, without unknowns that cancel out."""
+    total = dict(first)
+    for unknown, factor in second.items():
+        total[unknown] = total.get(unknown, Fraction(0)) + factor
+    return {unknown: factor for unknown, factor in total.items() if factor}
+
+
+def times(form: Form, factor: int | Fraction) -> Form:
+    """A form times a number."""
+    return {unknown: factor * value for unknown, value in form.items()}
+
+
+def atoms_of(slots: Slots) -> tuple[Atom, ...]:
+    """The free atoms of an axis."""
+    return tuple(atom for atom, _ in slots)
+
+
+def zeros(atoms: Iterable[Atom]) -> Slots:
+    """Degree zero along each atom of an axis."""
+    return tuple((atom, {}) for atom in atoms)
