@@ -5,7 +5,7 @@ from networks import CASES
 
 import onebasin as ob
 from onebasin.checkpoints import move_adapter
-from onebasin.symmetries.layout import dependencies, find_parent
+from onebasin.symmetries.indices import dependencies, find_parent
 from onebasin.tensors.states import read_state
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import onebasin as ob
 from onebasin.symmetries import gather as module
 from onebasin.symmetries.gather import gather
-from onebasin.symmetries.layout import gather_indices
+from onebasin.symmetries.indices import gather_indices
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())

@@ -3,12 +3,10 @@ import importlib
 import pkgutil
 
 import pytest
-import torch
 from torch import nn
 
 import onebasin
-from onebasin.symmetries.gather import gather
-from onebasin.symmetries.layout import Factor, Product, Sum, gather_indices, parse, write
+from onebasin.symmetries.layout import Factor, Product, Sum, parse, write
 
 
 @pytest.mark.parametrize(
@@ -23,22 +21,6 @@ def test_parsed_structure():
     (term,) = parse("(h (q + k))", sizes)
     assert term == Product((Factor(2, "h"), Sum((Factor(3, "q"), Factor(5, "k")))))
     assert term.size == 16
-
-
-def test_a_switch():
-    """new[i, j] = old[i, p[j]] beside the first segment of the first axis, and old[i, s[j]] beside the second."""
-    sizes = {"q": 2, "k": 3, "a": 4, "b": 4}
-    layout = parse("q+k a|b", sizes)
-    assert layout[1].size == 4
-    lookup = {"a": torch.tensor([1, 2, 3, 0]), "b": torch.tensor([3, 2, 1, 0]), "k": torch.tensor([2, 0, 1])}
-    tensor = torch.arange(20).view(5, 4)
-    for transposed in (False, True):
-        if transposed:
-            layout, tensor = parse("a|b q+k", sizes), tensor.T.contiguous()
-        moved = gather(tensor, gather_indices(layout, lookup, dict.fromkeys(sizes, ())))
-        moved, old = (moved.T, tensor.T) if transposed else (moved, tensor)
-        assert torch.equal(moved[:2], old[:2][:, lookup["a"]])
-        assert torch.equal(moved[2:], old[2:][lookup["k"]][:, lookup["b"]])
 
 
 @pytest.mark.parametrize("text", ["a|b c", "q+k a|b|c", "q+k r+s a|b", "a|"])

@@ -10,7 +10,8 @@ import onebasin as ob
 from onebasin.programs.calls import read_calls
 from onebasin.programs.isolation import evaluation_mode
 from onebasin.symmetries.gather import gather
-from onebasin.symmetries.layout import factors, gather_indices
+from onebasin.symmetries.indices import gather_indices
+from onebasin.symmetries.layout import factors
 from onebasin.tensors.states import read_state
 
 pytestmark = pytest.mark.filterwarnings("ignore::onebasin.UnreachedWarning")  # of the one network that has some

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from onebasin.symmetries import Permutation
-from onebasin.symmetries.layout import Factor, Layout, Term, dependencies, find_parent
+from onebasin.symmetries.indices import dependencies, find_parent
+from onebasin.symmetries.layout import Factor, Layout, Term
 from onebasin.tensors.states import LazyState
 
 _LORA = re.compile(

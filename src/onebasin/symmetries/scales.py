@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from onebasin.symmetries.layout import Factor, Layout, Product, Sum, Term, coordinate, covered, factors, find_parent
+from onebasin.symmetries.indices import coordinate, covered, find_parent, segments, unravel
+from onebasin.symmetries.layout import Factor, Layout, Product, Sum, Term, factors
 from onebasin.symmetries.structure import Group, Power, Scale
 
 
@@ -112,10 +113,7 @@ def _number(
     """The numbers of units at positions of a term, for the wanted one of the group's factors there."""
     nothing = torch.full_like(position, -1)
     if isinstance(term, Product):
-        coordinates, rest = [], position
-        for child in reversed(term.factors):
-            coordinates.insert(0, rest % child.size)
-            rest = rest // child.size
+        coordinates = unravel(term.factors, position)
         inside = dict(context)
         for child, sub in zip(term.factors, coordinates, strict=True):
             inside.update({name: coordinate(child, name, sub) for name in covered(child)})
@@ -125,12 +123,10 @@ def _number(
             result = torch.where(found >= 0, found, result)
         return result
     if isinstance(term, Sum):
-        result, start = nothing, 0
-        for child in term.parts:
-            inside = (position >= start) & (position < start + child.size)
+        result = nothing
+        for child, inside, sub in segments(term.parts, position):
             local = {name: c[inside] for name, c in context.items()}
-            result[inside] = _number(child, position[inside] - start, local, group, wanted, count, sizes)
-            start += child.size
+            result[inside] = _number(child, sub, local, group, wanted, count, sizes)
         return result
     if not isinstance(term, Factor) or term.name != group.name or next(count) != wanted:
         return nothing

@@ -13,7 +13,8 @@ from typing import NamedTuple, Self
 from torch import Tensor, nn
 
 from onebasin.programs.graph import FrontEnd
-from onebasin.symmetries.layout import Factor, Layout, dependencies, factors, find_parent, fit, parse, write
+from onebasin.symmetries.indices import dependencies, find_parent
+from onebasin.symmetries.layout import Factor, Layout, factors, fit, parse, write
 from onebasin.tensors.states import Model, Ties, check_ties, find_ties, read_state
 
 _PACKAGE = Path(__file__).parents[1]

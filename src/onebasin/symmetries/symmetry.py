@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from onebasin.symmetries.describe import describe, describe_in_html
 from onebasin.symmetries.gather import gather
-from onebasin.symmetries.layout import Cache, Layout, gather_indices, parse, write
+from onebasin.symmetries.indices import Cache, gather_indices
+from onebasin.symmetries.layout import Layout, parse, write
 from onebasin.symmetries.optimizers import move_optimizer_state
 from onebasin.symmetries.structure import Group, Scale, Structure
 from onebasin.symmetries.verification import verify

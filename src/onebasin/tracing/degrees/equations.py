@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
 from onebasin.symmetries import Power, Scale
-from onebasin.tracing.axes.terms import Atom, Axes, Piecewise, leaves, resolve
+from onebasin.tracing.axes.terms import Atom, Axes, Piecewise, leaves, parents_of, resolve
 from onebasin.tracing.trace import Trace
 
 Unknown = tuple[str, int, int]
@@ -90,7 +90,12 @@ class System:
             for solution in find_null_space(found, self.equations.get(atom, ())):
                 scale = self._make_scale(atom, solution, taken=scales)
                 scales[scale.name] = scale
-        return scales
+        return {name: scale for name, scale in scales.items() if not self._is_contained(scale, scales.values())}
+
+    def _is_contained(self, scale: Scale, others: Iterable[Scale]) -> bool:
+        """Whether a scale of a parent does what one of its children does with the same number for all: heads and units."""
+        children = {self.names[a] for a in self.names if scale.group in {self.names.get(p) for p in parents_of(a)}}
+        return any(other.group in children and _shape_of(other) == _shape_of(scale) for other in others)
 
     def _make_scale(self, atom: Atom, solution: Mapping[Unknown, Fraction], taken: Iterable[str]) -> Scale:
         powers: dict[str, list[Power]] = {}
@@ -109,6 +114,11 @@ class System:
             name = f"{base}:{number}"
         offsets = {key: offset for key, offset in self.offsets.items() if key in powers}
         return Scale(name, self.names[atom], {key: tuple(entries) for key, entries in powers.items()}, offsets)
+
+
+def _shape_of(scale: Scale) -> dict[str, list[tuple[int, float]]]:
+    """Along which axes of which tensors a scale enters, and to which powers."""
+    return {key: sorted((power.axis, power.exponent) for power in powers) for key, powers in scale.powers.items()}
 
 
 def find_null_space(unknowns: Sequence[Unknown], equations: Iterable[Form]) -> list[dict[Unknown, Fraction]]:
