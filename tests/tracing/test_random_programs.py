@@ -10,6 +10,16 @@ import onebasin as ob
 pytestmark = pytest.mark.filterwarnings("ignore::onebasin.UnreachedWarning")
 
 
+class Transforms:
+    """Random elements of a symmetry with scales."""
+
+    def __init__(self, symmetry):
+        self.symmetry = symmetry
+
+    def random(self, generator):
+        return ob.Transform.random(self.symmetry, generator)
+
+
 def check(seeds, makers=MAKERS):
     num_groups = num_nested = 0
     for seed in seeds:
@@ -48,6 +58,20 @@ def test_many_random_programs(block):
     check(range(10_000 + 500 * block, 10_500 + 500 * block))
     check(range(20_000 + 500 * block, 20_500 + 500 * block), MORE_MAKERS)
     check(range(30_000 + 500 * block, 30_500 + 500 * block), PACKED_MAKERS)
+
+
+def test_random_programs_with_scales(monkeypatch):
+    """The same with ReLU in place of tanh, which leaves positive scales: no transform changes what the program returns."""
+    monkeypatch.setattr(torch.Tensor, "tanh", torch.Tensor.relu)
+    num_scales = 0
+    for makers in (MORE_MAKERS, PACKED_MAKERS):
+        for seed in range(40):
+            model = RandomProgram(seed, makers=makers)
+            symmetry = ob.symmetry(model, model.draw_input(), verify=False, kinds="positive")
+            error = measure(model, Transforms(symmetry))
+            assert error < 1e-9, f"seed {seed} is wrong by {error}:\n" + "\n".join(model.lines) + f"\n{symmetry}"
+            num_scales += len(symmetry.scales)
+    assert num_scales > 40
 
 
 def test_a_wrong_permutation_is_noticed():

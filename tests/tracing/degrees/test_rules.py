@@ -134,3 +134,25 @@ TRAPS = {
 def test_traps(name):
     scales = ob.symmetry(Trap(TRAPS[name]), torch.randn(5, 4), kinds="positive").scales
     assert "fc1.weight" not in scales
+
+
+class Shuffled(nn.Module):
+    """The channels of two layers, shuffled and cut into halves of which one is read with a scale and one without."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6, bias=False), nn.Linear(4, 6, bias=False)
+        self.read, self.tanh = nn.Linear(6, 2), nn.Linear(6, 2)
+
+    def forward(self, x):
+        mixed = torch.stack([self.a(x), self.b(x)], -1).flatten(1)
+        first, second = mixed.chunk(2, -1)
+        return self.read(first.relu()) + self.tanh(second.tanh())
+
+
+def test_shuffled_channels_are_not_taken_for_others():
+    symmetry = ob.symmetry(Shuffled(), torch.randn(5, 4), verify=False, kinds="positive")
+    model = Shuffled().double()
+    x = torch.randn(5, 4, dtype=torch.float64)
+    moved = ob.Transform.random(symmetry, torch.Generator().manual_seed(0)).apply(model)
+    torch.testing.assert_close(torch.func.functional_call(model, moved, (x,)), model(x), rtol=1e-9, atol=1e-11)

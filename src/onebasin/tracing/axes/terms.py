@@ -360,6 +360,16 @@ def has_uniform_parts(term: AxisTerm) -> bool:
     return any(isinstance(leaf, Uniform) for leaf in _iterate_leaves(resolve(term)))
 
 
+def has_piecewise_parts(term: AxisTerm) -> bool:
+    """Whether a part of a term is another one in each segment of an atom that was cut."""
+    match resolve(term):
+        case Piecewise():
+            return True
+        case Product(children) | Sum(children):
+            return any(map(has_piecewise_parts, children))
+    return False
+
+
 def is_filled(term: AxisTerm) -> bool:
     """Whether a part of a term is an extent that was filled with one number."""
     return any(isinstance(leaf, Uniform) and not leaf.repeats for leaf in _iterate_leaves(resolve(term)))

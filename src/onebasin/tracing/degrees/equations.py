@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
 from onebasin.symmetries import Power, Scale
-from onebasin.tracing.axes.terms import Atom, Axes, Piecewise, leaves, parents_of, resolve
+from onebasin.tracing.axes.terms import Atom, Axes, has_piecewise_parts, leaves, parents_of
 from onebasin.tracing.trace import Trace
 
 Unknown = tuple[str, int, int]
@@ -36,17 +36,16 @@ class System:
         self.offsets: dict[str, float] = {}
 
     def template(self, axes: Axes) -> tuple[tuple[Atom, ...], ...]:
-        """The free atoms of each axis."""
-        return tuple(tuple(atom for atom in leaves(axis) if atom in self.names) for axis in axes)
+        """The free atoms of each axis; none where it differs beside each segment of another: no order tells them apart."""
+        return tuple(
+            () if has_piecewise_parts(axis) else tuple(atom for atom in leaves(axis) if atom in self.names) for axis in axes
+        )
 
     def read(self, key: str) -> Degrees:
-        """The unknown degrees of a parameter; zero along an axis that differs beside each segment of another."""
-        axes = self.trace.state[key]
+        """The unknown degrees of a parameter."""
         return tuple(
-            zeros(atoms)
-            if isinstance(resolve(axes[axis]), Piecewise)
-            else tuple((atom, {(key, axis, number): Fraction(1)}) for number, atom in enumerate(atoms))
-            for axis, atoms in enumerate(self.template(axes))
+            tuple((atom, {(key, axis, number): Fraction(1)}) for number, atom in enumerate(atoms))
+            for axis, atoms in enumerate(self.template(self.trace.state[key]))
         )
 
     def require_zero(self, *axes: Slots) -> None:

@@ -16,6 +16,7 @@ from onebasin.programs.shapes import bind_arguments
 from onebasin.tracing.axes.terms import Atom
 from onebasin.tracing.degrees.equations import Degrees, Form, Slots, System, atoms_of, times
 from onebasin.tracing.rules.contraction import Letters, einsum_letters, matmul_letters
+from onebasin.tracing.rules.rearrangement import RULES as REARRANGEMENT
 from onebasin.tracing.trace import Arguments, NotCovered
 
 
@@ -298,11 +299,10 @@ def _stack(system: System, args: DegreeArguments) -> Degrees:
     return tuple(joined)
 
 
-def _transpose(system: System, args: DegreeArguments) -> Degrees:
-    axes = list(args.input)
-    first, second = (args.axis(args[name]) for name in ("dim0", "dim1"))
-    axes[first], axes[second] = axes[second], axes[first]
-    return tuple(axes)
+def _exchange(name: str) -> Rule:
+    """Axes in another order, as the rule for axes has it: it does not look into them."""
+    rule = REARRANGEMENT[name]
+    return lambda system, args: rule(system.trace, args)
 
 
 RULES: dict[str, Rule] = {
@@ -339,9 +339,10 @@ RULES: dict[str, Rule] = {
         ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as", "squeeze", "unsqueeze"),
         _reshape,
     ),
-    "permute": lambda system, args: tuple(args.input[dim] for dim in args["dims"]),
-    **dict.fromkeys(("transpose", "swapaxes", "swapdims"), _transpose),
-    **dict.fromkeys(("t", "numpy_T"), lambda system, args: args.input[::-1]),
+    **{
+        name: _exchange(name)
+        for name in ("permute", "transpose", "swapaxes", "swapdims", "mT", "t", "numpy_T", "movedim", "moveaxis")
+    },
     **dict.fromkeys(("select", "slice", "narrow"), _select_part),
     **dict.fromkeys(("split", "split_with_sizes", "chunk"), _split),
     **dict.fromkeys(("cat", "concat", "concatenate"), _concatenate),
