@@ -1,8 +1,8 @@
 """Deep networks trained by the recipes of the published results on merging, aligned and measured half way (CIFAR-10).
 
 Three pairs per recipe: of six networks where that many are cheap to train, of three otherwise. Methods see training images
-alone, and have the same settings in every row; those of the scales were chosen after looking at test accuracy of two pairs of
-"vgg11" and two of "resnet20-short". Activations are compared on 10,000 images; statistics half way are estimated on 50,000
+alone, and have the same settings in every row; those of the scales were chosen after looking at test accuracy of two pairs
+of "vgg11" and two of "resnet20-short". Activations are compared on 10,000 images; statistics half way are estimated on 50,000
 augmented ones, as in REPAIR. Scales of networks without norms are those of their normalised twins.
 """
 
@@ -159,8 +159,8 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
         *(_verdict(recipe, records) for recipe in RECIPES if any(r["config"]["recipe"] == recipe for r in records)),
         "",
         "Test accuracy half way between two networks, with statistics put right on 50,000 augmented training images.",
-        "Rows with fewer pairs than others are not comparable with them: see the column of each pair. The settings of scales were",
-        "chosen after looking at test accuracy of two pairs of vgg11 and two of resnet20-short.",
+        "Rows with fewer pairs than others are not comparable with them: see the column of each pair.",
+        "The settings of scales were chosen after looking at test accuracy of two pairs of vgg11 and two of resnet20-short.",
         "",
         f"| network | published | method | ends | half way, plain | repaired | each pair | {' | '.join(OTHER_FORMS)} "
         "| test barrier | seconds | pairs |",
