@@ -2,8 +2,8 @@
 
 Three pairs per recipe: of six networks where that many are cheap to train, of three otherwise. Methods see training images
 alone, and have the same settings in every row; those of the scales were chosen after looking at test accuracy of two pairs
-of "vgg11" and two of "resnet20-short". Activations are compared on 10,000 images; statistics half way are estimated on 50,000
-augmented ones, as in REPAIR. Scales of networks without norms are those of their normalised twins.
+of "vgg11" and two of "resnet20-short". Activations are compared on 10,000 images; statistics half way are estimated on
+50,000 augmented ones, as in REPAIR. Scales of networks without norms are those of their normalised twins.
 """
 
 from __future__ import annotations

@@ -124,8 +124,10 @@ def test_networks_without_norms_are_merged_by_their_twins():
     data = list(zip(x.split(100), (x[:, 0] > 0).long().split(100), strict=True))
     objective = ob.RandomPoint(nn.functional.cross_entropy, low=0.3, high=0.7)
     options = {"method": "weight-matching", "objective": objective, "data": data, "kinds": "positive", "repair": "repair"}
-    results = []
-    merged = ob.merge([make(0), make(1)], x[:2], **options, on_result=lambda _, result: results.append(result))
+    results, permutations = [], []
+    callbacks = {"on_result": lambda _, result: results.append(result), "on_aligned": permutations.extend}
+    merged = ob.merge([make(0), make(1)], x[:2], **options, **callbacks)
+    assert len(permutations) == 2
     assert set(merged.state_dict()) == set(make(0).state_dict())
     assert any("norm" in key for key in results[0].model.state_dict())
     same = ob.merge([make(0), make(0)], x[:2], **options, scaling=Scaling(steps=0))

@@ -54,7 +54,7 @@ def merge(
         repair: how to put the statistics of the merged model right: a form of `onebasin.repair` by its name, measured on
             `data`; or batches of data for the form "repair"; or None to leave the merged model as it is. With
             ``kinds="positive"`` this form merges the normalised twins of networks without norms, see
-            `onebasin.landscape.normalised_twin`, and folds the norms into the weights.
+            `onebasin.landscape.normalised_twin`, and folds the norms into the weights; callbacks are given the twins.
         symmetry: from `onebasin.symmetry` or `Symmetry.from_axes`. One written by hand is verified if inputs are known.
         method: how to align; see `onebasin.align`.
         reference: what the models are aligned to. "first": every model to the first. "mean": from there, every model in turn
@@ -100,9 +100,9 @@ def merge(
     if symmetry.scales and form == "repair" and batches is not None and isinstance(models[0], nn.Module):
         twins = [make_twin(cast(nn.Module, model), symmetry, batches) for model in models]
         if all(twins):
-            given = {"method": method, "seed": seed, "on_result": on_result, **options, "kinds": "positive"}
+            given = {"weights": weights, "repair": batches, "method": method, "seed": seed, **options, "kinds": "positive"}
             found = [twin[0] for twin in twins if twin is not None]
-            return _merge_twins(models[0], found, call, {"weights": weights, "repair": batches, **given})
+            return _merge_twins(models[0], found, call, {**given, "on_aligned": on_aligned, "on_result": on_result})
 
     def align_model(number: int, model: Model, to: Model) -> Alignment:
         result = align(model, to, symmetry=symmetry, method=method, seed=seed, **options)
