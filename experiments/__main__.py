@@ -18,6 +18,7 @@ EXPERIMENTS = {
     "convergence": "how the cost falls on planted copies of deep networks",
     "figures": "the loss plane and the permutation matrices",
     "depth": "VGG11-19, ResNet-20 and a vision transformer on CIFAR-10",
+    "many": "three and five of those networks merged at once",
     "deep": "networks trained by the recipes of the published results on merging, on CIFAR-10",
 }
 

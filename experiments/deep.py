@@ -78,16 +78,16 @@ def run(config: dict[str, Any], device: str) -> dict[str, Any]:
     seconds = time.perf_counter() - begin
     batches = [augment(batch) for batch in images.split(BATCH)]
     test = load_images("test", device)
-    result: dict[str, Any] = {"seconds": seconds, "ends": [_measure(m, *test) for m in (target, moved)]}
+    result: dict[str, Any] = {"seconds": seconds, "ends": [measure(m, *test) for m in (target, moved)]}
     middle = copy.deepcopy(target)
     middle.load_state_dict(ob.interpolate([target, moved], [0.5, 0.5]))
-    result["half way, plain"] = _measure(middle, *test)
+    result["half way, plain"] = measure(middle, *test)
     for weight in (0.25, 0.5, 0.75):
         used = batches if weight == 0.5 else batches[:20]
-        result[f"at {weight}"] = _measure(_repaired(target, moved, weight, used, symmetry), *test)
+        result[f"at {weight}"] = measure(_repaired(target, moved, weight, used, symmetry), *test)
     if is_plain and not with_scales:
         for form in OTHER_FORMS:
-            result[f"half way, {form}"] = _measure(_repaired(target, moved, 0.5, batches, symmetry, form), *test)
+            result[f"half way, {form}"] = measure(_repaired(target, moved, 0.5, batches, symmetry, form), *test)
     return result
 
 
@@ -107,7 +107,7 @@ def _align(
     found = ob.align(source, to=target, symmetry=replace(symmetry, scales={}), **start)
     if not then:
         return found.model
-    arguments: dict[str, Any] = {"data": _Augmented(shuffled), "init": found.permutation, "symmetry": symmetry}
+    arguments: dict[str, Any] = {"data": Augmented(shuffled), "init": found.permutation, "symmetry": symmetry}
     if then == "scales":
         line = ob.RandomPoint(CRITERION, low=0.3, high=0.7)
         return ob.align(source, to=target, method=ob.Sinkhorn(steps=0), objective=line, **arguments).model
@@ -120,7 +120,7 @@ def _align(
     return ob.align(source, to=target, method=method, objective=middle, **arguments).model
 
 
-class _Augmented:
+class Augmented:
     """Batches in another order and augmented anew each time they are read."""
 
     def __init__(self, batches: list[tuple[Tensor, Tensor]]):
@@ -143,7 +143,8 @@ def _repaired(
 
 
 @torch.no_grad()
-def _measure(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, float]:
+def measure(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, float]:
+    """Accuracy and loss."""
     outputs = torch.cat([model(batch) for batch in images.split(1000)])
     return {
         "accuracy": float((outputs.argmax(1) == labels).float().mean()),

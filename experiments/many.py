@@ -1,0 +1,98 @@
+"""Three and five deep networks merged at once: aligned to the first, to the mean of the others, or to a common frame.
+
+The networks are those of the experiment "deep". Statistics are put right on 50,000 augmented training images with those of
+the aligned parents, whatever the reference.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import onebasin as ob
+from experiments.anchor_networks import BATCH, RECIPES, augment, load_images, trained_networks
+from experiments.deep import CRITERION, Augmented, measure
+
+NETWORKS = ("vgg11", "resnet20-short", "resnet20-4x-short")
+ORDERS = ((0, 1, 2), (1, 2, 0), (2, 0, 1)), ((0, 1, 2, 3, 4), (1, 2, 3, 4, 0), (2, 3, 4, 0, 1))
+"""Seeds of the networks, in other orders, since the first one is a reference."""
+MATCHINGS = {
+    "wm": "weight matching",
+    "l2": "Sinkhorn L2",
+    "am": "activation matching",
+    "am+scales": "activation matching, scales",
+}
+REFERENCES = {"first": "the first", "mean": "the mean of the others", "common": "a common frame"}
+
+
+def configs(quick: bool) -> list[dict[str, Any]]:
+    """A trial is one set of networks, in one order, merged in one way."""
+    return [
+        {"recipe": recipe, "seeds": list(order), "matching": matching, "reference": reference}
+        for recipe in (("resnet20-short",) if quick else NETWORKS)
+        for orders in ORDERS[: 1 if quick else 2]
+        for order in orders[: 1 if quick else 3]
+        for matching in (("wm",) if quick else MATCHINGS)
+        for reference in REFERENCES
+        if reference == "first" or matching != "am+scales"
+    ]
+
+
+def run(config: dict[str, Any], device: str) -> dict[str, Any]:
+    """Merge the networks and measure the result, with statistics put right."""
+    models = trained_networks(RECIPES[config["recipe"]], config["seeds"], device)
+    images, labels = load_images("train", device)
+    torch.manual_seed(0)
+    data = list(zip(images.split(BATCH), labels.split(BATCH), strict=True))
+    shuffled = [data[i] for i in torch.randperm(len(data)).tolist()]
+    options: dict[str, Any] = {
+        "wm": {"method": "weight-matching"},
+        "l2": {"method": "sinkhorn"},
+        "am": {"method": ob.ActivationMatching(num_batches=20), "data": shuffled},
+        "am+scales": {
+            "objective": ob.RandomPoint(CRITERION, low=0.3, high=0.7), "data": Augmented(shuffled), "kinds": "positive",
+        },
+    }[config["matching"]]  # fmt: skip
+    batches = [augment(batch) for batch in images.split(BATCH)]
+    begin = time.perf_counter()
+    merged = ob.merge(models, images[:2], repair=batches, reference=config["reference"], **options)
+    seconds = time.perf_counter() - begin
+    test = load_images("test", device)
+    return {"seconds": seconds, "ends": [measure(m, *test) for m in models], "merged": measure(merged, *test)}
+
+
+def draw(records: list[dict[str, Any]], folder: Path) -> None:
+    """One table: a row per network, number of networks and matching; a column per reference, means over the orders."""
+    lines = [
+        "# Several deep networks merged at once, CIFAR-10",
+        "",
+        "Test accuracy of the merged network, statistics put right on 50,000 augmented training images.",
+        "In brackets each order of the networks.",
+        "",
+        "| network | merged | ends | matching | " + " | ".join(REFERENCES.values()) + " |",
+        "|---" * (4 + len(REFERENCES)) + "|",
+    ]
+    rows = dict.fromkeys((r["config"]["recipe"], len(r["config"]["seeds"]), r["config"]["matching"]) for r in records)
+    for recipe, count, matching in rows:
+        same = [
+            r
+            for r in records
+            if (r["config"]["recipe"], len(r["config"]["seeds"]), r["config"]["matching"]) == (recipe, count, matching)
+        ]
+        ends = [100 * end["accuracy"] for r in same for end in r["result"]["ends"]]
+        cells = []
+        for reference in REFERENCES:
+            found = [100 * r["result"]["merged"]["accuracy"] for r in same if r["config"]["reference"] == reference]
+            each = ", ".join(f"{value:.1f}" for value in found)
+            cells.append(f"{sum(found) / len(found):.2f} ({each})" if found else "")
+        lines.append(
+            f"| {recipe} | {count} | {sum(ends) / len(ends):.2f} | {MATCHINGS[matching]} | " + " | ".join(cells) + " |"
+        )
+    machines = sorted({f"{r['machine']}, torch {r['torch']}, commit {r['commit']}" for r in records})
+    lines += ["", f"{len(records)} trials; {'; '.join(machines)}."]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "many.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
