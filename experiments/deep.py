@@ -32,6 +32,8 @@ METHODS = {
     "am+exchange": "activation matching, then exchanges",
     "am+scales": "activation matching, then scales",
     "l2+scales": "Sinkhorn L2, then scales",
+    "synthetic": "activation matching on synthetic images (no data)",
+    "synthetic+scales": "activation matching on synthetic images, then scales (no data)",
 }
 PUBLISHED = {
     "vgg11": "84.9 (REPAIR)",
@@ -45,6 +47,7 @@ PUBLISHED = {
 }
 CRITERION = nn.functional.cross_entropy
 OTHER_FORMS = ("rescale", "closed-form", "norms", "bias")
+PLAIN = ("vgg11", "vgg16")
 PAIRS = {"resnet20-short": ((0, 1), (2, 3), (4, 5))}
 """Seeds of the networks; of other recipes all pairs of three."""
 
@@ -56,6 +59,7 @@ def configs(quick: bool) -> list[dict[str, Any]]:
         for recipe in (("resnet20-short",) if quick else RECIPES)
         for pair in PAIRS.get(recipe, ((0, 1), (1, 2), (2, 0)))[: 1 if quick else 3]
         for method in (("naive", "am") if quick else METHODS)
+        if not method.startswith("synthetic") or recipe not in PLAIN
     ]
 
 
@@ -72,6 +76,8 @@ def run(config: dict[str, Any], device: str) -> dict[str, Any]:
     if with_scales and is_plain:
         target, source = (make_twin(model, symmetry, images.split(BATCH))[0] for model in (target, source))  # type: ignore
         symmetry = ob.symmetry(target, images[:2], kinds="positive")
+    if config["method"].startswith("synthetic"):
+        data = ob.synthetic_data([target, source], images.shape[1:])
     moved = _align(config, source, target, symmetry, data)
     if device.startswith("cuda"):
         torch.cuda.synchronize()
@@ -85,6 +91,9 @@ def run(config: dict[str, Any], device: str) -> dict[str, Any]:
     for weight in (0.25, 0.5, 0.75):
         used = batches if weight == 0.5 else batches[:20]
         result[f"at {weight}"] = measure(_repaired(target, moved, weight, used, symmetry), *test)
+    if config["method"].startswith("synthetic"):
+        made = [inputs for inputs, _ in data]
+        result["half way, without data"] = measure(_repaired(target, moved, 0.5, made, symmetry), *test)
     if is_plain and not with_scales:
         for form in OTHER_FORMS:
             result[f"half way, {form}"] = measure(_repaired(target, moved, 0.5, batches, symmetry, form), *test)
@@ -103,6 +112,7 @@ def _align(
         "l2": {"method": "sinkhorn"},
         "l2-plain": {"method": "sinkhorn", "polish": False},
         "am": {"method": ob.ActivationMatching(num_batches=20), "data": shuffled},
+        "synthetic": {"method": ob.ActivationMatching(), "data": shuffled},
     }[first]
     found = ob.align(source, to=target, symmetry=replace(symmetry, scales={}), **start)
     if not then:

@@ -10,6 +10,7 @@ from onebasin.matching.alignment import Alignment, align
 from onebasin.matching.merging import merge
 from onebasin.matching.methods import ActivationMatching, Exchange, Sinkhorn, StraightThrough, WeightMatching
 from onebasin.matching.scaling import Scaling
+from onebasin.matching.synthetic_data import synthetic_data
 from onebasin.operator import sinkhorn
 from onebasin.relaxation.assignment import assign
 from onebasin.relaxation.objectives import Midpoint, Objective, RandomPoint, WeightDistance
@@ -59,4 +60,5 @@ __all__ = [
     "reset_batch_norm",
     "sinkhorn",
     "symmetry",
+    "synthetic_data",
 ]
