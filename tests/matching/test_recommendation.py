@@ -23,7 +23,8 @@ def mlp(seed: int) -> nn.Module:
         ({}, "sinkhorn"),
         ({"steps": 3}, "sinkhorn"),
         ({"data": DATA}, "activation-matching"),
-        ({"data": DATA, "objective": ob.Midpoint(LOSS)}, "sinkhorn"),
+        ({"data": DATA, "objective": ob.Midpoint(LOSS), "steps": 3}, "sinkhorn"),
+        ({"objective": lambda params, target, batch: (params["0.weight"] - target["0.weight"]).square().sum()}, "sinkhorn"),
         ({"objective": ob.WeightDistance("inner")}, "sinkhorn"),
     ],
 )
@@ -34,6 +35,27 @@ def test_what_is_chosen(arguments, method):
     named = ob.align(mlp(1), to=mlp(0), example_inputs=X, **{"method": method, **arguments})
     assert named.permutation == result.permutation
     assert not named.notes
+
+
+def test_with_data_and_an_objective_methods_follow_each_other():
+    options = {"data": DATA, "objective": ob.Midpoint(LOSS)}
+    result = ob.align(mlp(1), to=mlp(0), example_inputs=X, **options)
+    assert result.method == "activation-matching, sinkhorn, exchange"
+    assert result.notes[0].startswith("activation-matching, then sinkhorn, then exchange were chosen: ")
+    assert [note.split()[0] for note in result.notes[1:]] == ["sinkhorn", "exchange"]
+    costs = [ob.align(mlp(1), to=mlp(0), example_inputs=X, method="activation-matching", **options).cost]
+    by_hand = ob.align(mlp(1), to=mlp(0), example_inputs=X, method="sinkhorn", init="activation-matching", **options)
+    costs += [by_hand.cost]
+    by_hand = ob.align(mlp(1), to=mlp(0), example_inputs=X, method="exchange", rounds=2, init=by_hand.permutation, **options)
+    costs += [by_hand.cost]
+    assert by_hand.permutation == result.permutation
+    assert costs == sorted(costs, reverse=True)
+    assert result.cost == pytest.approx(costs[-1])
+
+
+def test_what_the_user_starts_from_takes_the_place_of_activation_matching():
+    options = {"data": DATA, "objective": ob.Midpoint(LOSS), "init": "weight-matching"}
+    assert ob.align(mlp(1), to=mlp(0), example_inputs=X, **options).method == "sinkhorn, exchange"
 
 
 def test_large_networks_are_matched_by_weights(monkeypatch):

@@ -5,8 +5,9 @@ method the distance of the weights, the barrier on the line, and the accuracy of
 """
 
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -72,47 +73,92 @@ def show_symmetry() -> None:
     )
 
 
+class Row(NamedTuple):
+    """What a method did: the alignment, if it is one, and the line between the networks.
+
+    Attributes:
+        name: of the method.
+        permutation: of the second network.
+        distance: of the weights, squared.
+        path: the line on test images.
+        seconds: that the alignment took.
+    """
+
+    name: str
+    permutation: ob.Permutation | None
+    distance: float
+    path: ob.LinearPath
+    seconds: float
+
+    @property
+    def middle(self) -> float:
+        """Accuracy half way."""
+        return self.path.metrics["accuracy"][len(self.path.weights) // 2]
+
+
+def train_pair(seed: int) -> tuple[nn.Module, nn.Module]:
+    """Two small networks that differ in their start and in the order of their data."""
+    images, labels = digits("train")
+    networks = []
+    for number in (seed, seed + 1):
+        torch.manual_seed(number)
+        networks.append(train(make_mlp(), images, labels, number))
+    return networks[0], networks[1]
+
+
+def compare_methods(a: nn.Module, b: nn.Module) -> Iterator[Row]:
+    """Align the second network to the first by every method, one after the other."""
+    images, labels = digits("train")
+    batches = list(zip(images.split(200), labels.split(200), strict=True))
+    criterion = nn.functional.cross_entropy
+    descent = {"method": "sinkhorn", "data": batches, "init": "weight-matching", "steps": 60}
+    line = ob.RandomPoint(criterion, low=0.3, high=0.7)
+    runs: dict[str, dict[str, Any]] = {
+        "weight matching": {"method": "weight-matching"},
+        "activation matching": {"method": "activation-matching", "data": batches},
+        "straight-through": {"method": "ste", "objective": ob.Midpoint(criterion), "data": batches, "steps": 40},
+        "Sinkhorn, midpoint": {"objective": ob.Midpoint(criterion), **descent},
+        "Sinkhorn, random point": {"objective": ob.RandomPoint(criterion), **descent},
+        "auto, without data": {},
+        "auto, midpoint": {"objective": ob.Midpoint(criterion), "data": batches},
+        "auto, with scales": {"objective": line, "data": batches, "kinds": "positive"},
+    }
+    evaluate, distance = _make_evaluation(), ob.WeightDistance().bind(a)
+    for name, arguments in {"as they are": None, **runs}.items():
+        result = None if arguments is None else ob.align(b, to=a, example_inputs=images[:2], **arguments)
+        model = b if result is None else result.model
+        path = ob.linear_path(a, model, evaluate, num_points=21)
+        cost = float(distance(model.state_dict(), a.state_dict()))
+        yield Row(name, result and result.permutation, cost, path, 0.0 if result is None else result.seconds)
+
+
+def _make_evaluation() -> Callable[[nn.Module], dict[str, float]]:
+    return mean_loss(nn.functional.cross_entropy, [digits("test")])
+
+
 def run(out: Path, seed: int) -> None:
     """Print the table, and draw the curves into the folder `out`."""
     begin = time.perf_counter()
     torch.set_num_threads(1)  # networks this small gain nothing from threads, and lose time if other processes run
     show_symmetry()
-    images, labels = digits("train")
-    test_images, test_labels = digits("test")
-    networks = []
-    for number in (seed, seed + 1):
-        torch.manual_seed(number)
-        networks.append(train(make_mlp(), images, labels, number))
-    a, b = networks
-    batches = list(zip(images.split(200), labels.split(200), strict=True))
-    criterion = nn.functional.cross_entropy
-    evaluate = mean_loss(criterion, [(test_images, test_labels)])
-    symmetry = ob.symmetry(a, images[:2])
-    descent = {"method": "sinkhorn", "data": batches, "init": "weight-matching", "steps": 60}
-    runs: dict[str, dict[str, Any]] = {
-        "weight matching": {"method": "weight-matching"},
-        "activation matching": {"method": "activation-matching", "data": batches},
-        "straight-through": {"method": "ste", "objective": ob.Midpoint(criterion), "data": batches, "steps": 40},
-        "Sinkhorn, L2": {"method": "sinkhorn"},
-        "Sinkhorn, midpoint": {"objective": ob.Midpoint(criterion), **descent},
-        "Sinkhorn, random point": {"objective": ob.RandomPoint(criterion), **descent},
-    }
-    print(
-        f"Two networks trained on the digits, test accuracy {evaluate(a)['accuracy']:.1%} and {evaluate(b)['accuracy']:.1%}."
-    )
+    a, b = train_pair(seed)
+    first, second = (_make_evaluation()(model)["accuracy"] for model in (a, b))
+    print(f"Two networks trained on the digits, test accuracy {first:.1%} and {second:.1%}.")
     print(f"{'':24}{'L2 distance':>12}{'barrier':>9}{'AUC':>8}{'midpoint':>10}{'seconds':>9}")
-    paths, distance = {}, ob.WeightDistance().bind(a)
-    permutation = symmetry.identity()
-    for name, arguments in {"as they are": None, **runs}.items():
-        result = None if arguments is None else ob.align(b, to=a, symmetry=symmetry, **arguments)
-        model = b if result is None else result.model
-        permutation = permutation if result is None else result.permutation
-        path = paths[name] = ob.linear_path(a, model, evaluate, num_points=21)
-        cost = float(distance(model.state_dict(), a.state_dict()))
-        middle = path.metrics["accuracy"][10]
-        seconds = "" if result is None else f"{result.seconds:9.1f}"
-        print(f"{name:24}{cost:12.1f}{path.barrier:9.3f}{path.auc:8.3f}{middle:10.1%}{seconds}", flush=True)
-    _draw(paths, permutation[next(iter(symmetry.groups))], out)
+    rows = []
+    for row in compare_methods(a, b):
+        rows.append(row)
+        seconds = f"{row.seconds:9.1f}" if row.permutation else ""
+        print(
+            f"{row.name:24}{row.distance:12.1f}{row.path.barrier:9.3f}{row.path.auc:8.3f}{row.middle:10.1%}{seconds}",
+            flush=True,
+        )
+    print(
+        "Scales multiply units so that the line between the networks is lower; the distance of the weights grows with them."
+    )
+    permutation = rows[-1].permutation
+    assert permutation is not None
+    _draw({row.name: row.path for row in rows}, permutation[next(iter(permutation.symmetry.groups))], out)
     print(f"{time.perf_counter() - begin:.0f} s in all")
 
 

@@ -45,7 +45,8 @@ class Alignment:
         history: an entry per step or sweep, with the method ("by") that made it.
         converged: whether the method stopped by itself, not by its limit.
         seconds: how long it took.
-        method: by which method; "copy detection" if the model is a permuted copy of the target, so that none was run.
+        method: by which method, or by which in turn; "copy detection" if the model is a permuted copy of the target, so that
+            none was run.
         notes: what was done beside it, and why, in sentences.
         logits: of "sinkhorn", where its descent ended: give them as ``logits=`` (with the same `init`) to go on from there.
         scales: the logarithms of the positive scales that the permuted units were multiplied by, if any were asked for.
@@ -174,14 +175,15 @@ def align(
     check_models(model, to)
     symmetry = find_symmetry([model, to], example_inputs, symmetry, call.data, kinds)
     chosen = symmetry.restrict(call.groups)
-    named, notes = call.method, []
-    if named is None:
+    methods, notes = (call.method,), []
+    if call.method is None:
+        goal = None if objective is None else call.objective
         has_data = call.data is not None and isinstance(model, nn.Module)
-        named, reason = recommend(chosen, read_state(model), read_state(to), has_data)
-        notes = [f"{named.name} was chosen: {reason}."]
+        advice = recommend(chosen, read_state(model), read_state(to), goal, has_data, is_started=call.init is not None)
+        methods, notes = advice.methods, [str(advice)]
     elif method == AUTO:
-        reasons = {"sinkhorn": "it minimises any objective"}
-        notes = [f"{named.name} was chosen: {reasons.get(named.name, 'scales are learned best from there')}."]
+        notes = [f"{call.method.name} was chosen: the options are for it."]
+    named, *later = (each for each in methods if each is not None)
     history: list[Entry] = []
 
     def report(entry: Entry) -> None:
@@ -200,6 +202,11 @@ def align(
             by, notes = COPY_DETECTION, ["The model is a permuted copy of the target: no method was run."]
         else:
             by, found = named.name, search.find(call.init, restarts)
+            for each in later:
+                before = found.cost
+                found = replace(search, method=each).find(found.permutation, restarts=0)
+                by += f", {each.name}"
+                notes += [f"{each.name} lowered the cost from {before:.6g} to {found.cost:.6g}."]
         scales: dict[str, Tensor] = {}
         if chosen.scales and by != COPY_DETECTION:
             before = found.cost
@@ -303,7 +310,8 @@ class _Pipeline:
         if not wanted or found.cost <= problem.objective.floor:
             return found
         quiet = replace(problem, report=lambda entry: problem.report({**entry, "by": "polish"}))
-        for candidate in (found.permutation, *found.alternatives):
+        # The sweeps from the identity are weight matching: the result costs no more than it.
+        for candidate in (found.permutation, *found.alternatives, problem.symmetry.identity()):
             permutation, _ = sweep(quiet, candidate)
             cost = problem.cost(permutation)
             if cost < found.cost:

@@ -77,8 +77,7 @@ def check_call(
     Args:
         models: those to permute.
         symmetry: likewise.
-        method: likewise; without a name, options and objectives are for "sinkhorn", and objectives on data with positive
-            scales for "activation-matching".
+        method: likewise; without a name, options are for "sinkhorn".
         objective: likewise.
         data: likewise.
         init: likewise.
@@ -103,9 +102,8 @@ def check_call(
     named = None
     if method != AUTO:
         named = make_method(method, options)
-    elif options or objective is not None:
-        on_activations = kinds == "positive" and goal.uses_data and not options
-        named = make_method("activation-matching" if on_activations else "sinkhorn", options)
+    elif options:
+        named = make_method("sinkhorn", options)
     check_choice("kinds", kinds, *get_args(Kinds))
     if kinds == "positive" and symmetry is not None and not symmetry.scales:
         raise ValueError(

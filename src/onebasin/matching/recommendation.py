@@ -1,12 +1,13 @@
-"""Which method to take when the user names none; docs/alignment.md has the measurements behind it."""
+"""Which methods to take when the user names none; docs/alignment.md has the measurements behind it."""
 
 from __future__ import annotations
 
 import math
 from typing import NamedTuple
 
-from onebasin.matching.methods import ActivationMatching, Method, Sinkhorn, WeightMatching
+from onebasin.matching.methods import ActivationMatching, Exchange, Method, Sinkhorn, WeightMatching
 from onebasin.matching.methods.sinkhorn import available_memory, plan_memory
+from onebasin.relaxation.objectives import Objective
 from onebasin.symmetries import Symmetry
 from onebasin.symmetries.layout import factors
 from onebasin.tensors.states import State
@@ -18,30 +19,54 @@ _MOST_FLOPS = {"cpu": 1e13, "cuda": 1e15}
 
 
 class Recommendation(NamedTuple):
-    """A method, and why it was chosen."""
+    """Methods, each started from what the one before it found, and why they were chosen."""
 
-    method: Method
+    methods: tuple[Method, ...]
     reason: str
 
+    def __str__(self) -> str:
+        names = ", then ".join(method.name for method in self.methods)
+        return f"{names} {'was' if len(self.methods) == 1 else 'were'} chosen: {self.reason}."
 
-def recommend(symmetry: Symmetry, source: State, target: State, has_data: bool) -> Recommendation:
-    """The method for a problem whose objective the user has not named.
+
+def recommend(
+    symmetry: Symmetry, source: State, target: State, goal: Objective | None, has_data: bool, is_started: bool
+) -> Recommendation:
+    """The methods for a problem whose method the user has not named.
 
     Args:
         symmetry: its groups are to be decided.
         source: the model to permute.
         target: the model to align it to.
+        goal: what to minimise, if the user has named that.
         has_data: whether there are modules to run, and data.
+        is_started: whether the user gave something to start from.
     """
+    if goal is not None and not (goal.uses_data and has_data):
+        return Recommendation((Sinkhorn(),), "it minimises any objective")
+    obstacle = _find_obstacle(symmetry, source, target)
+    if goal is not None:
+        first = () if is_started else (ActivationMatching(),)
+        if first and symmetry.scales:
+            return Recommendation(first, "scales are learned best from there")
+        descent = () if obstacle else (Sinkhorn(),)
+        return Recommendation((*first, *descent, Exchange(rounds=2)), "each lowers the objective further, or changes nothing")
     if has_data:
-        return Recommendation(ActivationMatching(), "there is data, and no objective was named")
+        return Recommendation((ActivationMatching(),), "there is data, and no objective was named")
+    if obstacle:
+        return Recommendation((WeightMatching(),), obstacle)
+    return Recommendation((Sinkhorn(),), "without data it is the best method for networks of this size")
+
+
+def _find_obstacle(symmetry: Symmetry, source: State, target: State) -> str:
+    """Why a descent on soft permutations is out of reach; empty if it is not."""
     available = available_memory(target.device)
     needed = plan_memory(symmetry, target.dtype) + 2 * source.num_bytes + 2 * target.num_bytes
     if available is not None and needed > available / 2:
-        return Recommendation(WeightMatching(), "a descent would need more than half of the memory that is free")
+        return "a descent would need more than half of the memory that is free"
     if Sinkhorn().steps * _flops_per_step(symmetry) > _MOST_FLOPS.get(target.device.type, 1e13):
-        return Recommendation(WeightMatching(), "a descent would take too long for networks of this size")
-    return Recommendation(Sinkhorn(), "without data it is the best method for networks of this size")
+        return "a descent would take too long for networks of this size"
+    return ""
 
 
 def _flops_per_step(symmetry: Symmetry) -> float:
