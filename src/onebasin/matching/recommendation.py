@@ -50,7 +50,9 @@ def recommend(
         if first and symmetry.scales:
             return Recommendation(first, "scales are learned best from there")
         descent = () if obstacle else (Sinkhorn(),)
-        return Recommendation((*first, *descent, Exchange(rounds=2)), "each lowers the objective further, or changes nothing")
+        return Recommendation(
+            (*first, *descent, Exchange(rounds=2)), "each lowers the objective further, or changes nothing"
+        )
     if has_data:
         return Recommendation((ActivationMatching(),), "there is data, and no objective was named")
     if obstacle:

@@ -1,0 +1,106 @@
+"""Is the soft midpoint a good merge? Against the repaired hard midpoint fine-tuned for as many steps on the same images.
+
+A soft permutation mixes the units of a network, and a descent on the loss half way trains that mixture. The result is no
+longer half way to the second network, but it is a network that fits the data. Both candidates start from activation
+matching, take the same number of steps on the same augmented images, and have their statistics estimated on the same ones.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from itertools import chain, islice, repeat
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import onebasin as ob
+from experiments.anchor_networks import BATCH, RECIPES, augment, load_images, trained_networks
+from experiments.deep import CRITERION, Augmented, measure
+
+METHODS = {
+    "hard": "activation matching, half way",
+    "soft": "soft midpoint",
+    "fine-tuned 0.0001": "half way, fine-tuned, Adam 1e-4",
+    "fine-tuned 0.001": "half way, fine-tuned, Adam 1e-3",
+}
+
+
+def configs(quick: bool) -> list[dict[str, Any]]:
+    """A trial is one pair merged in one way."""
+    return [
+        {"recipe": "resnet20-short", "seeds": seeds, "method": method, "steps": 2 if quick else 200}
+        for seeds in ([0, 1], [2, 3], [4, 5])[: 1 if quick else 3]
+        for method in METHODS
+    ]
+
+
+def run(config: dict[str, Any], device: str) -> dict[str, Any]:
+    """Merge the pair and measure the result, with statistics estimated on training images."""
+    target, source = trained_networks(RECIPES[config["recipe"]], config["seeds"], device)
+    images, labels = load_images("train", device)
+    torch.manual_seed(0)
+    data = list(zip(images.split(BATCH), labels.split(BATCH), strict=True))
+    found = ob.align(source, to=target, example_inputs=images[:2], method=ob.ActivationMatching(num_batches=10), data=data)
+    batches = islice(chain.from_iterable(repeat(Augmented(data))), config["steps"])
+    begin = time.perf_counter()
+    name, _, rate = config["method"].partition(" ")
+    if name == "soft":
+        state = _train_soft(target, found, batches)
+    else:
+        state = ob.interpolate([target, found.model], [0.5, 0.5])
+    merged = copy.deepcopy(target)
+    merged.load_state_dict(state)
+    if name == "fine-tuned":
+        _fine_tune(merged, batches, float(rate))
+    seconds = time.perf_counter() - begin
+    merged.load_state_dict(ob.reset_batch_norm(merged, [augment(x) for x, _ in data[:20]]))
+    return {"seconds": seconds, "merged": measure(merged.eval(), *load_images("test", device))}
+
+
+def _train_soft(target: nn.Module, found: ob.Alignment, batches: Any) -> Any:
+    """The midpoint of the target and the softly permuted source, its plans trained on the loss."""
+    symmetry = found.permutation.symmetry
+    net = ob.RebasinNet(found.model, symmetry, init=symmetry.identity(), mass=0.99)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.2)
+    objective = ob.Midpoint(CRITERION).bind(target)
+    for batch in batches:
+        optimizer.zero_grad()
+        objective(net(), target.state_dict(), batch).backward()
+        optimizer.step()
+    with torch.no_grad():
+        return ob.interpolate([target.state_dict(), net()], [0.5, 0.5])
+
+
+def _fine_tune(model: nn.Module, batches: Any, rate: float) -> None:
+    optimizer = torch.optim.Adam(model.train().parameters(), lr=rate)
+    for x, y in batches:
+        optimizer.zero_grad()
+        CRITERION(model(x), y).backward()
+        optimizer.step()
+
+
+def draw(records: list[dict[str, Any]], folder: Path) -> None:
+    """One table, a row per method."""
+    lines = [
+        "# The soft midpoint as a merge",
+        "",
+        "| network | method | steps | test accuracy | each pair | seconds |",
+        "|---" * 6 + "|",
+    ]
+    for method, label in METHODS.items():
+        found = [r for r in records if r["config"]["method"] == method]
+        if found:
+            values = [100 * r["result"]["merged"]["accuracy"] for r in found]
+            seconds = sum(r["result"]["seconds"] for r in found) / len(found)
+            config = found[0]["config"]
+            each = ", ".join(f"{value:.2f}" for value in values)
+            mean = sum(values) / len(values)
+            lines.append(f"| {config['recipe']} | {label} | {config['steps']} | {mean:.2f} | {each} | {seconds:.0f} |")
+    machines = sorted({f"{r['machine']}, torch {r['torch']}, commit {r['commit']}" for r in records})
+    lines += ["", f"{len(records)} trials; {'; '.join(machines)}."]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "soft.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
