@@ -21,6 +21,7 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
     "Alignment": {
         "onebasin": [
             *("align", "Alignment", "merge", "Objective", "WeightDistance", "Midpoint", "RandomPoint", "RebasinNet"),
+            "synthetic_data",
         ],
     },
     "Methods and their options": {

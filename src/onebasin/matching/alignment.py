@@ -206,7 +206,8 @@ def align(
                 before = found.cost
                 found = replace(search, method=each).find(found.permutation, restarts=0)
                 by += f", {each.name}"
-                notes += [f"{each.name} lowered the cost from {before:.6g} to {found.cost:.6g}."]
+                change = f"lowered the cost from {before:.6g} to" if found.cost < before else "left the cost at"
+                notes += [f"{each.name} {change} {found.cost:.6g}."]
         scales: dict[str, Tensor] = {}
         if chosen.scales and by != COPY_DETECTION:
             before = found.cost
