@@ -7,6 +7,7 @@ from onebasin.landscape.batch_norm import reset_batch_norm
 from onebasin.landscape.calibration import repair
 from onebasin.landscape.paths import LinearPath, Plane, linear_path, loss_plane
 from onebasin.matching.alignment import Alignment, align
+from onebasin.matching.canonical_form import CanonicalForm, canonical
 from onebasin.matching.merging import merge
 from onebasin.matching.methods import ActivationMatching, Exchange, Sinkhorn, StraightThrough, WeightMatching
 from onebasin.matching.scaling import Scaling
@@ -15,7 +16,7 @@ from onebasin.operator import sinkhorn
 from onebasin.relaxation.assignment import assign
 from onebasin.relaxation.objectives import Midpoint, Objective, RandomPoint, WeightDistance
 from onebasin.relaxation.rebasin_net import RebasinNet
-from onebasin.symmetries import Group, Permutation, Scale, Symmetry, Transform, UnreachedWarning
+from onebasin.symmetries import Basis, Group, Permutation, Scale, Symmetry, Transform, UnreachedWarning
 from onebasin.tensors.interpolation import interpolate
 from onebasin.tracing import symmetry
 
@@ -30,6 +31,8 @@ Path = LinearPath
 __all__ = [
     "ActivationMatching",
     "Alignment",
+    "Basis",
+    "CanonicalForm",
     "Exchange",
     "Group",
     "LinearPath",
@@ -51,6 +54,7 @@ __all__ = [
     "WeightMatching",
     "align",
     "assign",
+    "canonical",
     "continual",
     "interpolate",
     "linear_path",

@@ -6,8 +6,8 @@ import torch
 from networks import CASES
 
 import onebasin as ob
-from onebasin.relaxation import mixing
 from onebasin.relaxation.objectives import parameter_keys
+from onebasin.symmetries import mixing
 from onebasin.tensors.states import read_state
 
 

@@ -6,8 +6,8 @@ from networks import CASES
 
 import onebasin as ob
 from onebasin.relaxation.hardening import harden
-from onebasin.relaxation.mixing import mix_all
 from onebasin.relaxation.plans import plan_shape, plans_of
+from onebasin.symmetries.mixing import mix_all
 from onebasin.tensors.states import read_state
 
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from torch import nn
 
 import onebasin as ob
-from onebasin.relaxation.mixing import mix
+from onebasin.symmetries.mixing import mix
 from tests.symmetries.axis_patterns import AXES, FREE, states
 
 

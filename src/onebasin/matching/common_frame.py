@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from onebasin.relaxation.hardening import harden, joint_weights
-from onebasin.relaxation.mixing import mix_all
 from onebasin.relaxation.plans import plans_of
 from onebasin.symmetries import Permutation, Symmetry
 from onebasin.symmetries.layout import names
+from onebasin.symmetries.mixing import mix_all
 from onebasin.tensors.progress import Progress
 
 Plans = dict[str, Tensor]

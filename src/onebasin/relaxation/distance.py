@@ -19,9 +19,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from onebasin.relaxation.mixing import Plans, is_joined, is_stacked, mix_all
 from onebasin.symmetries import Symmetry
 from onebasin.symmetries.layout import Factor, Layout, names
+from onebasin.symmetries.mixing import Plans, is_joined, is_stacked, mix_all
 from onebasin.symmetries.unrolling import unroll
 
 Kind = Literal["l2", "l1", "inner"]

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from onebasin.operator import sinkhorn
 from onebasin.relaxation.hardening import harden, joint_weights
-from onebasin.relaxation.mixing import mix_all
 from onebasin.relaxation.plans import plan_shape, plans_of
 from onebasin.symmetries import Permutation, Symmetry
+from onebasin.symmetries.mixing import mix_all
 from onebasin.tensors.states import Model, StateDict, read_state_dict
 
 SOLVER_STEPS = 10

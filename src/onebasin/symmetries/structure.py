@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from torch import Tensor, nn
 
@@ -97,6 +97,37 @@ class Scale:
     offsets: Mapping[str, float] = field(default_factory=dict)
 
 
+class Place(NamedTuple):
+    """How a basis enters a tensor: along which axis, at which factor of its group there, and whether by its dual matrix."""
+
+    axis: int
+    number: int
+    is_dual: bool
+
+
+BasisKind = Literal["linear", "orthogonal", "centred"]
+"""Any invertible matrix, an orthogonal one, or an orthogonal one that keeps the vector of ones."""
+
+
+@dataclass(frozen=True)
+class Basis:
+    """Units of a group that can be replaced by mixtures of them without changing the function.
+
+    What makes the units is multiplied by a matrix M and what reads them by its dual, the inverse transpose of M.
+
+    Attributes:
+        name: the first tensor that is multiplied by it.
+        group: of the units; a family has a matrix for each of its members.
+        kind: which matrices leave the function alone.
+        places: for each state key how the matrix enters the tensor.
+    """
+
+    name: str
+    group: str
+    kind: BasisKind
+    places: Mapping[str, tuple[Place, ...]]
+
+
 @dataclass(frozen=True)
 class Structure:
     """The data of a `Symmetry`, and how it fits a model.
@@ -116,6 +147,9 @@ class Structure:
         front_ends: what made the program of each call and, if it was exported, why it was not recorded.
         limits: what could not be traced, in words.
         scales: positive scales of units by name, if they were asked for.
+        bases: changes of basis of units by name, if they were asked for.
+        fixed: parameters that are filled with one number, and have to be for changes of basis: the gains of norms.
+        gains: vectors that units are multiplied by entry by entry, such as the weights of layer norms.
     """
 
     groups: Mapping[str, Group]
@@ -131,6 +165,9 @@ class Structure:
     front_ends: tuple[FrontEnd, ...] = ()
     limits: tuple[str, ...] = ()
     scales: Mapping[str, Scale] = field(default_factory=dict)
+    bases: Mapping[str, Basis] = field(default_factory=dict)
+    fixed: Mapping[str, float] = field(default_factory=dict)
+    gains: tuple[str, ...] = ()
 
     @functools.cached_property
     def parents(self) -> dict[str, tuple[str, ...]]:

@@ -18,7 +18,7 @@ from onebasin.symmetries.gather import gather
 from onebasin.symmetries.indices import Cache, gather_indices
 from onebasin.symmetries.layout import Layout, parse, write
 from onebasin.symmetries.optimizers import move_optimizer_state
-from onebasin.symmetries.structure import Group, Scale, Structure
+from onebasin.symmetries.structure import Group, Structure
 from onebasin.symmetries.verification import verify
 from onebasin.tensors.files import load_tensors, save_tensors
 from onebasin.tensors.states import LazyState, Model, State, StateDict, read_state
@@ -67,7 +67,8 @@ class Symmetry(Structure):
         if patterns and not kept:
             raise ValueError(f"no group matches {patterns}; there are {', '.join(self.groups)}")
         scales = {name: scale for name, scale in self.scales.items() if scale.group in kept}
-        return replace(self, groups=kept, scales=scales)
+        bases = {name: basis for name, basis in self.bases.items() if basis.group in kept}
+        return replace(self, groups=kept, scales=scales, bases=bases)
 
     def verify(self, model: nn.Module, example_inputs: Any, tolerance: float = 1e-9) -> float:
         """Check on this model's own weights that random permutations leave its function alone, in float64.
@@ -306,8 +307,8 @@ def describe_symmetry(symmetry: Symmetry) -> dict[str, Any]:
     }
 
 
-def read_symmetry(header: Mapping[str, Any], scales: Mapping[str, Scale] | None = None) -> Symmetry:
-    """The symmetry that `describe_symmetry` described.
+def read_symmetry(header: Mapping[str, Any], **more: Any) -> Symmetry:
+    """The symmetry that `describe_symmetry` described, with more attributes.
 
     Raises:
         ValueError: if it contradicts itself.
@@ -317,7 +318,7 @@ def read_symmetry(header: Mapping[str, Any], scales: Mapping[str, Scale] | None 
     ties, unreached = tuple(tuple(keys) for keys in header["ties"]), tuple(map(str, header.get("unreached", ())))
     if not set(unreached) <= layouts.keys():
         raise ValueError("a parameter that no call used has no layout")
-    symmetry = Symmetry(groups, layouts, ties, unreached=unreached, scales=scales or {})
+    symmetry = Symmetry(groups, layouts, ties, unreached=unreached, **more)
     symmetry.check()
     return symmetry
 

@@ -1,34 +1,47 @@
-"""Transforms: a permutation of units, and positive scales of them."""
+"""Transforms: a permutation of units, positive scales of them, and changes of their basis."""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, get_args, overload
 
 import torch
 from torch import Tensor, nn
 
+from onebasin.symmetries.bases import MixedTensors, check_matrices, pair, random_matrices
 from onebasin.symmetries.scales import ScaledTensors
-from onebasin.symmetries.structure import Group, Power, Scale
+from onebasin.symmetries.structure import Basis, BasisKind, Group, Place, Power, Scale
 from onebasin.symmetries.symmetry import Permutation, Symmetry, describe_symmetry, read_element, read_symmetry
 from onebasin.tensors.files import save_tensors
 from onebasin.tensors.states import LazyState, Model, State, StateDict, read_state
 
 
 class Transform:
-    """One element of a symmetry with scales: units are permuted first, and then multiplied.
+    """One element of a symmetry with scales and bases: units are permuted first, then multiplied, then mixed.
 
     Args:
         permutation: of the units.
         logarithms: of the scales by their names in ``permutation.symmetry.scales``, (*parent sizes, size) each; a scale
             that is not named is one.
+        matrices: of the bases by their names in ``permutation.symmetry.bases``, (*parent sizes, size, size) each; a basis
+            that is not named stays as it is.
     """
 
-    def __init__(self, permutation: Permutation, logarithms: Mapping[str, Tensor]):
+    def __init__(
+        self, permutation: Permutation, logarithms: Mapping[str, Tensor], matrices: Mapping[str, Tensor] | None = None
+    ):
         symmetry = permutation.symmetry
+        matrices = matrices or {}
+        for name, value in matrices.items():
+            if name not in symmetry.bases:
+                raise ValueError(f"the symmetry has no basis {name!r}")
+            shape = matrix_shape(symmetry, symmetry.bases[name])
+            if tuple(value.shape) != shape:
+                raise ValueError(f"the matrix of {name!r} has shape {tuple(value.shape)}, expected {shape}")
+            check_matrices(symmetry.bases[name], value.detach().cpu().double())
         for name, value in logarithms.items():
             if name not in symmetry.scales:
                 raise ValueError(f"the symmetry has no scale {name!r}")
@@ -39,11 +52,12 @@ class Transform:
                 raise ValueError(f"the scale {name!r} is not finite")
         self.permutation = permutation
         self.logarithms = {name: value.detach().cpu().double() for name, value in logarithms.items()}
+        self.matrices = {name: value.detach().cpu().double() for name, value in matrices.items()}
 
     @classmethod
     def random(cls, symmetry: Symmetry, generator: torch.Generator | None = None) -> Transform:
-        """A random permutation, and scales within a factor of about three."""
-        return cls(symmetry.random(generator), _draw(symmetry, generator))
+        """A random permutation, scales within a factor of about three, and random well-conditioned matrices."""
+        return cls(symmetry.random(generator), *_draw(symmetry, generator))
 
     @property
     def symmetry(self) -> Symmetry:
@@ -54,19 +68,30 @@ class Transform:
     def _scaled(self) -> ScaledTensors:
         return scaled_tensors(self.symmetry)
 
+    @functools.cached_property
+    def _mixed(self) -> MixedTensors:
+        return mixed_tensors(self.symmetry)
+
+    @functools.cached_property
+    def _plans(self) -> dict[str, Tensor]:
+        return {k: v for n, m in self.matrices.items() for k, v in pair(n, m, torch.linalg.inv(m).mT).items()}
+
     @property
     def is_identity(self) -> bool:
         """Whether it changes nothing."""
-        return self.permutation.is_identity and not any(bool(value.any()) for value in self.logarithms.values())
+        mixed = any(not torch.equal(m, torch.eye(m.shape[-1]).to(m).expand_as(m)) for m in self.matrices.values())
+        return not mixed and self.permutation.is_identity and not any(bool(v.any()) for v in self.logarithms.values())
 
     def __repr__(self) -> str:
         largest = max((float(value.abs().max()) for value in self.logarithms.values() if value.numel()), default=0.0)
-        return f"Transform({self.permutation!r}, {len(self.logarithms)} scales up to e^{largest:.2g})"
+        mixed = f", {len(self.matrices)} changes of basis" if self.matrices else ""
+        return f"Transform({self.permutation!r}, {len(self.logarithms)} scales up to e^{largest:.2g}{mixed})"
 
     def only(self, group: str) -> Transform:
         """The same for one group; all others stay as they are."""
         mine = {n: v for n, v in self.logarithms.items() if self.symmetry.scales[n].group == group}
-        return Transform(self.permutation.only(group), mine)
+        mixed = {n: v for n, v in self.matrices.items() if self.symmetry.bases[n].group == group}
+        return Transform(self.permutation.only(group), mine, mixed)
 
     @overload
     def apply(self, model: LazyState) -> LazyState: ...  # pyright: ignore[reportOverlappingOverload]
@@ -76,20 +101,34 @@ class Transform:
     def apply(self, model: Model) -> State: ...
     def apply(self, model: Model) -> State:
         """The transformed state of a model or state dict: a new dict, the input untouched. See `Permutation.apply`."""
-        moved = self.permutation.apply(read_state(model))
-        return moved.map(lambda key, value: self._scaled.scale(key, value, self.logarithms))
+        state = read_state(model)
+        if self.matrices:
+            check_fixed(self.symmetry, state)
+        moved = self.permutation.apply(state)
+        return moved.map(self._change)
+
+    def _change(self, key: str, value: Tensor) -> Tensor:
+        value = self._scaled.scale(key, value, self.logarithms)
+        if key not in self._mixed.keys or not self.matrices:
+            return value
+        plans = {name: plan.to(value.device) for name, plan in self._plans.items()}
+        return self._mixed.mix_with({key: value}, plans)[key]
 
     def __matmul__(self, other: Transform) -> Transform:
         """``(a @ b).apply(m) == a.apply(b.apply(m))``."""
         theirs = self._carry(other.logarithms)
         names = dict.fromkeys((*self.logarithms, *theirs))
         total = {n: sum(d[n] for d in (self.logarithms, theirs) if n in d) for n in names}
-        return Transform(self.permutation @ other.permutation, total)  # type: ignore[arg-type]
+        matrices = self._carry_matrices(other.matrices)
+        matrices |= {n: m @ matrices[n] if n in matrices else m for n, m in self.matrices.items()}
+        return Transform(self.permutation @ other.permutation, total, matrices)  # type: ignore[arg-type]
 
     def inverse(self) -> Transform:
         """The transform that undoes this one."""
         back = Transform(self.permutation.inverse(), {})
-        return Transform(back.permutation, back._carry({name: -value for name, value in self.logarithms.items()}))
+        logarithms = back._carry({name: -value for name, value in self.logarithms.items()})
+        matrices = back._carry_matrices({name: torch.linalg.inv(value) for name, value in self.matrices.items()})
+        return Transform(back.permutation, logarithms, matrices)
 
     def _carry(self, logarithms: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Numbers of units, where the permutation puts them."""
@@ -100,15 +139,31 @@ class Transform:
         outer = tuple(source.unsqueeze(-1) for source in self.permutation.parent_sources(group))
         return value[(*outer, self.permutation[group.name])]
 
+    def _carry_matrices(self, matrices: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The same, for numbers of pairs of units."""
+        groups, carried = self.symmetry.groups, {}
+        for name, value in matrices.items():
+            group = groups[self.symmetry.bases[name].group]
+            index = self.permutation[group.name]
+            outer = tuple(source[..., None, None] for source in self.permutation.parent_sources(group))
+            carried[name] = value[(*outer, index.unsqueeze(-1), index.unsqueeze(-2))]
+        return carried
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a self-contained safetensors file."""
         scales = [
             [s.name, s.group, {key: [list(p) for p in powers] for key, powers in s.powers.items()}, dict(s.offsets)]
             for s in self.symmetry.scales.values()
         ]
+        bases = [
+            [b.name, b.group, b.kind, {key: [list(p) for p in places] for key, places in b.places.items()}]
+            for b in self.symmetry.bases.values()
+        ]
         header = {**describe_symmetry(self.symmetry), "format": "onebasin transform 1", "scales": scales}
+        header |= {"bases": bases, "fixed": dict(self.symmetry.fixed)}
         tensors = {f"index:{name}": value for name, value in self.permutation.indices.items()}
-        save_tensors(path, {**tensors, **{f"log:{name}": value for name, value in self.logarithms.items()}}, header)
+        tensors |= {f"log:{name}": value for name, value in self.logarithms.items()}
+        save_tensors(path, tensors | {f"matrix:{name}": value for name, value in self.matrices.items()}, header)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Transform:
@@ -122,16 +177,27 @@ class Transform:
 
     @classmethod
     def _read(cls, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Transform:
-        parts: dict[str, dict[str, Tensor]] = {"index": {}, "log": {}}
+        parts: dict[str, dict[str, Tensor]] = {"index": {}, "log": {}, "matrix": {}}
         for name, value in tensors.items():
             kind, _, rest = name.partition(":")
             parts[kind][rest] = value
-        return cls(Permutation(read_symmetry(header, _read_scales(header["scales"])), parts["index"]), parts["log"])
+        symmetry = read_symmetry(
+            header,
+            scales=_read_scales(header["scales"]),
+            bases=_read_bases(header.get("bases", ())),
+            fixed={key: float(value) for key, value in header.get("fixed", {}).items()},
+        )
+        return cls(Permutation(symmetry, parts["index"]), parts["log"], parts["matrix"])
 
 
 def scaled_tensors(symmetry: Symmetry) -> ScaledTensors:
     """Multiplies the tensors of a symmetry by its scales."""
     return ScaledTensors(symmetry.scales, symmetry.groups, symmetry.layouts, symmetry.sizes)
+
+
+def mixed_tensors(symmetry: Symmetry) -> MixedTensors:
+    """Multiplies the tensors of a symmetry by the matrices of its bases."""
+    return MixedTensors(symmetry.bases, symmetry.groups, symmetry.layouts)
 
 
 def _read_scales(entries: list[Any]) -> dict[str, Scale]:
@@ -142,33 +208,67 @@ def _read_scales(entries: list[Any]) -> dict[str, Scale]:
     return scales
 
 
+def _read_bases(entries: Iterable[Any]) -> dict[str, Basis]:
+    bases = {}
+    for name, group, kind, places in entries:
+        if kind not in get_args(BasisKind):
+            raise ValueError(f"no basis has the kind {kind!r}")
+        read = {key: tuple(Place(int(a), int(n), bool(d)) for a, n, d in found) for key, found in places.items()}
+        bases[name] = Basis(name, group, kind, read)
+    return bases
+
+
+def matrix_shape(symmetry: Symmetry, basis: Basis) -> tuple[int, ...]:
+    """One matrix for each member of a family: (*parent sizes, size, size)."""
+    group = symmetry.groups[basis.group]
+    return (*(symmetry.sizes[parent] for parent in group.parents), group.size, group.size)
+
+
+def check_fixed(symmetry: Symmetry, state: State) -> None:
+    """Refuse a state whose gains are not those that changes of basis need.
+
+    Raises:
+        ValueError: naming the first.
+    """
+    for key, number in symmetry.fixed.items():
+        if key in state and not bool((state[key] == number).all()):
+            raise ValueError(
+                f"{key!r} must be filled with {number:g} for a change of basis: fold the gains of norms into the layers "
+                "around them, by onebasin.canonical"
+            )
+
+
 def scale_shape(symmetry: Symmetry, scale: Scale) -> tuple[int, ...]:
     """One number for each unit: (*parent sizes, size)."""
     group = symmetry.groups[scale.group]
     return (*(symmetry.sizes[parent] for parent in group.parents), group.size)
 
 
-def _draw(symmetry: Symmetry, generator: torch.Generator | None) -> dict[str, Tensor]:
-    return {
+def _draw(symmetry: Symmetry, generator: torch.Generator | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    logarithms = {
         name: 0.5 * torch.randn(scale_shape(symmetry, scale), generator=generator, dtype=torch.float64)
         for name, scale in symmetry.scales.items()
     }
+    return logarithms, {
+        name: random_matrices(matrix_shape(symmetry, basis), basis.kind, generator) for name, basis in symmetry.bases.items()
+    }
 
 
-class ScaledSymmetry:
+class TransformedSymmetry:
     """A symmetry whose random elements are transforms, in float64, for verification."""
 
     def __init__(self, symmetry: Symmetry):
         self.groups, self.ties, self.unreached = symmetry.groups, symmetry.ties, symmetry.unreached
+        self.fixed = symmetry.fixed
         self._symmetry = symmetry
 
     def random(self, generator: torch.Generator | None = None) -> _InFloat64:
-        """A random permutation with random scales."""
+        """A random permutation with random scales and matrices."""
         return _InFloat64(Transform.random(self._symmetry, generator))
 
     def random_cycles(self, generator: torch.Generator | None = None) -> _InFloat64:
-        """A permutation that moves every unit, with random scales."""
-        return _InFloat64(Transform(self._symmetry.random_cycles(generator), _draw(self._symmetry, generator)))
+        """A permutation that moves every unit, with random scales and matrices."""
+        return _InFloat64(Transform(self._symmetry.random_cycles(generator), *_draw(self._symmetry, generator)))
 
 
 @dataclass(frozen=True)

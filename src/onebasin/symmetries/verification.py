@@ -60,6 +60,11 @@ class Verifiable(Protocol):
         """Parameters that no call uses."""
         ...
 
+    @property
+    def fixed(self) -> Mapping[str, float]:
+        """Parameters that are filled with one number."""
+        ...
+
     def random(self, generator: torch.Generator | None = None) -> Element:
         """A random element."""
         ...
@@ -303,7 +308,7 @@ def _randomise(symmetry: Verifiable, state: State, buffers: set[str], scale: flo
     def read(key: str) -> Tensor:
         key = alias.get(key, key)
         value, start = state[key], starts[key]
-        if not value.is_floating_point() or value.layout != torch.strided or key in symmetry.unreached:
+        if not value.is_floating_point() or value.layout != torch.strided or key in (*symmetry.unreached, *symmetry.fixed):
             return value
         if key in buffers or scale is None:
             return value.float() * uniform(value, start, 0.5, 1.5) + uniform(value, start + _NUM_DRAWN // 2, 0.0, 0.1)

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from torch import nn
 
@@ -22,16 +22,13 @@ from onebasin.programs.frontends import (
 from onebasin.programs.graph import Program
 from onebasin.programs.isolation import LOCK
 from onebasin.symmetries import Symmetry
-from onebasin.symmetries.transform import ScaledSymmetry
+from onebasin.symmetries.transform import TransformedSymmetry
 from onebasin.symmetries.verification import MAX_ENTRIES, CannotVerify, verify_programs
 from onebasin.tensors.states import find_ties, read_state
 from onebasin.tracing.axes.terms import forget_normal_forms
-from onebasin.tracing.conversion import to_symmetry
+from onebasin.tracing.conversion import Kinds, to_symmetry
 from onebasin.tracing.trace import Trace
 from onebasin.tracing.walk import walk
-
-Kinds = Literal["permutation", "positive"]
-"""Which symmetries to find; see `symmetry`."""
 
 
 def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True, kinds: Kinds = "permutation") -> Symmetry:
@@ -49,8 +46,10 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True, kinds: 
         model: any module, on any device (on the meta device only shapes are read, and nothing can be verified).
         example_inputs: a tensor, a tuple of tensors, a dict of keyword tensors, or a list of those for several calls.
         verify: check the result (see `Symmetry.verify` for a check on the model's own weights).
-        kinds: "permutation", or "positive" to find positive scales of the units as well (`Symmetry.scales`). Those hold in
-            eval mode; in train mode scales before a batch norm change what it computes by as much as its eps does.
+        kinds: "permutation"; "positive" to find positive scales of the units as well (`Symmetry.scales`); or "all" to find
+            changes of basis too (`Symmetry.bases`). Gains of norms stand in the way of those, unless they are all one: see
+            `onebasin.canonical`. Scales and bases hold in eval mode; in train mode dropout tells units apart, and scales
+            before a batch norm change what it computes by as much as its eps does.
 
     Raises:
         TypeError: if these are not a module and inputs.
@@ -67,21 +66,21 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True, kinds: 
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
     if kinds not in get_args(Kinds):
-        raise ValueError(f"kinds must be 'permutation' or 'positive', got {kinds!r}")
+        raise ValueError(f"kinds must be one of {', '.join(map(repr, get_args(Kinds)))}, got {kinds!r}")
     calls = read_calls(example_inputs)
     with LOCK:  # another thread that traces the same model may just have it in train mode, without counters of batches
         state = read_state(model)
-        result, programs = _trace(model, calls, check=verify, with_scales=kinds == "positive")
+        result, programs = _trace(model, calls, check=verify, kinds=kinds)
     if verify and state.device.type != "meta":
         verify_programs(result, programs.given, state)
         for program in (*(programs.derived if state.num_entries <= MAX_ENTRIES else ()), *programs.training):
             with contextlib.suppress(CannotVerify):  # statistics of few samples amplify rounding errors
                 verify_programs(result, [program], state, draw=False)
-        if result.scales:
-            verify_programs(ScaledSymmetry(result), programs.given, state)
+        if result.scales or result.bases:
+            verify_programs(TransformedSymmetry(result), programs.given, state)
             for program in programs.derived if state.num_entries <= MAX_ENTRIES else ():
                 with contextlib.suppress(CannotVerify):
-                    verify_programs(ScaledSymmetry(result), [program], state, draw=False)
+                    verify_programs(TransformedSymmetry(result), [program], state, draw=False)
     result.warn_of_unreached()
     return result
 
@@ -102,7 +101,7 @@ class _Programs:
     training: list[Program]
 
 
-def _trace(model: nn.Module, calls: Sequence[Call], check: bool, with_scales: bool = False) -> tuple[Symmetry, _Programs]:
+def _trace(model: nn.Module, calls: Sequence[Call], check: bool, kinds: Kinds = "permutation") -> tuple[Symmetry, _Programs]:
     given = [read_program(model, call, check) for call in calls]
     pairs = list(zip(calls, given, strict=True))
     result, added = _find_symmetry(model, given), []
@@ -121,8 +120,8 @@ def _trace(model: nn.Module, calls: Sequence[Call], check: bool, with_scales: bo
         if (alone.groups, alone.layouts, alone.unreached) != (result.groups, result.layouts, result.unreached):
             added += filter(None, variants)
             result = _find_symmetry(model, given, added)
-    if with_scales:
-        result = _find_symmetry(model, given, added, with_scales=True)
+    if kinds != "permutation":
+        result = _find_symmetry(model, given, added, kinds)
     forget_normal_forms()
     programs = _Programs(given, list(filter(None, (*resized, *redrawn))), list(filter(None, training)))
     front_ends = tuple(program.front_end for program in (*given, *programs.training))
@@ -165,14 +164,14 @@ def _read_resized_programs(
 
 
 def _find_symmetry(
-    model: nn.Module, given: Sequence[Program], added: Sequence[Program] = (), with_scales: bool = False
+    model: nn.Module, given: Sequence[Program], added: Sequence[Program] = (), kinds: Kinds = "permutation"
 ) -> Symmetry:
     trace = Trace(find_ties(model))
     for program in given:
         walk(program, trace)
     for program in added:
         walk(program, trace, with_sites=False)
-    return to_symmetry(trace, model, given, with_scales)
+    return to_symmetry(trace, model, given, kinds)
 
 
 def _read_training_programs(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import Literal
 
 from torch import nn
 
 from onebasin.programs.graph import Program
-from onebasin.symmetries import NEVER_MET, NEVER_READ, Group, Pin, Site, Symmetry
+from onebasin.symmetries import NEVER_MET, NEVER_READ, Basis, Group, Pin, Scale, Site, Symmetry
 from onebasin.symmetries.layout import Factor, Layout, Product, Sum, Switch, Term
 from onebasin.symmetries.layout import names as names_in
 from onebasin.tensors.states import read_state
@@ -27,22 +28,25 @@ from onebasin.tracing.axes.terms import (
     same_selector,
 )
 from onebasin.tracing.axes.unification import is_fixed, join_parts, pin
+from onebasin.tracing.bases import find_bases
 from onebasin.tracing.degrees import find_scales
 from onebasin.tracing.positions import pin_broken_orders
 from onebasin.tracing.trace import Trace
 
+Kinds = Literal["permutation", "positive", "all"]
+"""Which symmetries to find; see `onebasin.symmetry`."""
 _ALONE = Pin("each of its entries is told apart")
 _INTERLEAVED = Pin("interleaved segments are treated alike")
 
 
-def to_symmetry(trace: Trace, model: nn.Module, programs: Iterable[Program], with_scales: bool = False) -> Symmetry:
+def to_symmetry(trace: Trace, model: nn.Module, programs: Iterable[Program], kinds: Kinds = "permutation") -> Symmetry:
     """Name the groups and find the layout of every tensor of the state, from the trace of these programs.
 
     Args:
         trace: of the programs; it is finished.
         model: that they are calls of.
         programs: the calls.
-        with_scales: find the positive scales of the groups too.
+        kinds: what to find beside the groups.
     """
     state = read_state(model).shapes
     if any(isinstance(resolve(axis), Piecewise) for axes in trace.state.values() for axis in axes):
@@ -65,6 +69,12 @@ def to_symmetry(trace: Trace, model: nn.Module, programs: Iterable[Program], wit
                 pinned[key, number] = _ALONE
     groups = {names[a]: Group(names[a], a.size, _parent_names(a, names)) for a in names if not a.pin}
     num_hidden, num_free = _count_units(trace)
+    scales = find_scales(trace, names, state) if kinds != "permutation" else {}
+    fixed, bases, gains = {}, {}, ()
+    if kinds == "all":
+        fixed = _find_fixed(trace, model, names)
+        bases, gains = find_bases(trace, names, state, fixed)
+        scales = {name: scale for name, scale in scales.items() if _is_apart(scale, bases.values(), fixed)}
     return Symmetry(
         groups=groups,
         layouts=layouts,
@@ -77,8 +87,30 @@ def to_symmetry(trace: Trace, model: nn.Module, programs: Iterable[Program], wit
         num_free=num_free,
         is_traced=True,
         front_ends=tuple(program.front_end for program in programs),
-        scales=find_scales(trace, names, state) if with_scales else {},
+        scales=scales,
+        bases=bases,
+        fixed=fixed if bases else {},
+        gains=gains,
     )
+
+
+def _find_fixed(trace: Trace, model: nn.Module, names: Mapping[Atom, str]) -> dict[str, float]:
+    """The parameters along the units of a group that are filled with ones: they are taken to stay so."""
+    found = {}
+    for key, value in model.named_parameters(remove_duplicate=False):
+        axes = trace.state.get(trace.aliases.get(key, key))
+        is_along_units = axes is not None and any(atom in names for axis in axes for atom in leaves(axis))
+        if value.dim() == 1 and is_along_units and not value.is_meta and bool((value == 1).all()):
+            found[key] = 1.0
+    return found
+
+
+def _is_apart(scale: Scale, bases: Iterable[Basis], fixed: Collection[str]) -> bool:
+    """Whether a scale multiplies nothing that is fixed, and no axis that a change of basis mixes."""
+    alike = (basis for basis in bases if basis.group == scale.group)
+    mixed = {(key, p.axis, p.number) for basis in alike for key, places in basis.places.items() for p in places}
+    mine = {(key, p.axis, p.number) for key, ps in scale.powers.items() for p in ps}
+    return mine.isdisjoint(mixed) and scale.powers.keys().isdisjoint(fixed)
 
 
 def find_unreached(trace: Trace, model: nn.Module) -> tuple[str, ...]:

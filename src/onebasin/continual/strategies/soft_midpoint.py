@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from onebasin.relaxation.mixing import mix_all
 from onebasin.relaxation.rebasin_net import RebasinNet
 from onebasin.symmetries import Permutation, Symmetry
 from onebasin.symmetries.layout import names
+from onebasin.symmetries.mixing import mix_all
 from onebasin.torch_internals import add_all
 
 

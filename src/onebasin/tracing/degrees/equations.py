@@ -8,70 +8,63 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
 from onebasin.symmetries import Power, Scale
-from onebasin.tracing.axes.terms import Atom, Axes, has_piecewise_parts, leaves, parents_of
+from onebasin.tracing.axes.terms import Atom, parents_of
+from onebasin.tracing.slots.system import Slots, SlotSystem, TensorSlots, atoms_of
 from onebasin.tracing.trace import Trace
 
 Unknown = tuple[str, int, int]
 """The degree of a parameter: its key, an axis, and the number of the free atom in that axis."""
 Form = Mapping[Unknown, Fraction]
-"""A sum of unknowns with factors."""
-Slots = tuple[tuple[Atom, Form], ...]
-"""The degree along each free atom of an axis, in order."""
-Degrees = tuple[Slots, ...]
-"""One for each axis of a tensor."""
+"""A sum of unknowns with factors. The slots of a value hold its degrees, each a form."""
 
 
-class System:
-    """The unknown degrees of the parameters of a trace, and what the operations require of them.
-
-    Args:
-        trace: finished, so that its atoms change no more.
-        names: of groups.
-    """
+class System(SlotSystem):
+    """The unknown degrees of the parameters of a trace, and what the operations require of them."""
 
     def __init__(self, trace: Trace, names: Mapping[Atom, str]):
-        self.trace = trace
-        self.names = {atom: name for atom, name in names.items() if not atom.pin}
+        super().__init__(trace, names)
         self.equations: dict[Atom, list[Form]] = {}
         self.offsets: dict[str, float] = {}
 
-    def template(self, axes: Axes) -> tuple[tuple[Atom, ...], ...]:
-        """The free atoms of each axis; none where it differs beside each segment of another: no order tells them apart."""
-        return tuple(
-            () if has_piecewise_parts(axis) else tuple(atom for atom in leaves(axis) if atom in self.names) for axis in axes
-        )
-
-    def read(self, key: str) -> Degrees:
+    def read(self, key: str) -> TensorSlots:
         """The unknown degrees of a parameter."""
         return tuple(
             tuple((atom, {(key, axis, number): Fraction(1)}) for number, atom in enumerate(atoms))
             for axis, atoms in enumerate(self.template(self.trace.state[key]))
         )
 
-    def require_zero(self, *axes: Slots) -> None:
+    def constant(self, atoms: Iterable[Atom]) -> Slots:
+        """Degree zero."""
+        return tuple((atom, {}) for atom in atoms)
+
+    def forbid(self, *axes: Slots) -> None:
         """Require degree zero along these axes."""
         for atom, form in itertools.chain(*axes):
             if form:
                 self.equations.setdefault(atom, []).append(form)
 
-    def require_equal(self, first: Slots, *others: Slots) -> Slots:
+    def equate(self, first: Slots, *others: Slots) -> Slots:
         """Require equal degrees. Along an axis that only one of them has, the others are constant: there they are zero."""
         for other in others:
-            self.add(first, tuple((atom, times(form, -1)) for atom, form in other), is_zero=True)
+            self.contract(first, tuple((atom, times(form, -1)) for atom, form in other))
         return first if first else next((other for other in others if other), ())
 
-    def add(self, first: Slots, second: Slots, is_zero: bool = False) -> Slots:
-        """The sum of degrees, required to be zero if told so. Axes that do not match have degree zero both."""
+    def multiply(self, first: Slots, second: Slots) -> Slots:
+        """The sum of degrees. Axes that do not match have degree zero both."""
         if not first or not second:
-            total = first or second
-        elif atoms_of(first) == atoms_of(second):
-            total = tuple((atom, plus(a, b)) for (atom, a), (_, b) in zip(first, second, strict=True))
-        else:
-            self.require_zero(first, second)
-            return zeros(atoms_of(first))
-        if is_zero:
-            self.require_zero(total)
-        return total
+            return first or second
+        if atoms_of(first) == atoms_of(second):
+            return tuple((atom, plus(a, b)) for (atom, a), (_, b) in zip(first, second, strict=True))
+        self.forbid(first, second)
+        return self.constant(atoms_of(first))
+
+    def contract(self, first: Slots, second: Slots) -> None:
+        """Require that degrees add up to zero."""
+        self.forbid(self.multiply(first, second))
+
+    def sum_over(self, axis: Slots) -> None:
+        """Require degree zero."""
+        self.forbid(axis)
 
     def solve(self, keys: Sequence[str]) -> dict[str, Scale]:
         """A scale for each solution of a basis in which few tensors take each."""
@@ -165,13 +158,3 @@ def plus(first: Form, second: Form) -> Form:
 def times(form: Form, factor: int | Fraction) -> Form:
     """A form times a number."""
     return {unknown: factor * value for unknown, value in form.items()}
-
-
-def atoms_of(slots: Slots) -> tuple[Atom, ...]:
-    """The free atoms of an axis."""
-    return tuple(atom for atom, _ in slots)
-
-
-def zeros(atoms: Iterable[Atom]) -> Slots:
-    """Degree zero along each atom of an axis."""
-    return tuple((atom, {}) for atom in atoms)

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 
 import onebasin as ob
-from onebasin.relaxation import mixing
-from onebasin.relaxation.mixing import mix, mix_all
 from onebasin.relaxation.plans import plans_of
+from onebasin.symmetries import mixing
+from onebasin.symmetries.mixing import mix, mix_all
 from tests.symmetries.axis_patterns import AXES, FREE, states
 
 

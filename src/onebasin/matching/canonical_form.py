@@ -1,0 +1,111 @@
+"""The canonical form of a network: gains of norms folded into the layers around them, so that nothing hinders a rotation.
+
+A gain that can be folded is a scale of the symmetry: the gain is multiplied by s, and what reads the norm is divided by it.
+With s = 1 / gain the gain becomes one. No list of architectures is needed, and what cannot be folded is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.symmetries import Scale, Symmetry
+from onebasin.symmetries.transform import scaled_tensors
+from onebasin.symmetries.verification import compare
+from onebasin.tensors.states import StateDict, read_state_dict
+from onebasin.tracing import symmetry as trace
+
+_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class CanonicalForm:
+    """What `canonical` made of a model.
+
+    Attributes:
+        state: of the same architecture, computing the same function.
+        folded: the gains that are one now.
+        left: for every other gain the reason why it is not.
+    """
+
+    state: StateDict
+    folded: tuple[str, ...]
+    left: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        left = f", left {', '.join(f'{key} ({reason})' for key, reason in self.left.items())}" if self.left else ""
+        return f"CanonicalForm({len(self.folded)} gains folded{left})"
+
+
+def canonical(model: nn.Module, example_inputs: Any, symmetry: Symmetry | None = None) -> CanonicalForm:
+    """Fold the gains of norms into the layers around them, so that `onebasin.symmetry` finds changes of basis.
+
+    Args:
+        model: left untouched.
+        example_inputs: to trace it with, and to check that the function is the same.
+        symmetry: of a model of the same architecture, with ``kinds="positive"`` or ``"all"``, if it was traced before.
+
+    Raises:
+        ValueError: if the model cannot be traced.
+    """
+    symmetry = trace(model, example_inputs, kinds="all") if symmetry is None else symmetry
+    given = read_state_dict(model)
+    start = StateDict({key: value.double() if value.is_floating_point() else value for key, value in given.items()})
+    state, folded, left = start, [], {}
+    for key in symmetry.gains:
+        gain = state[key]
+        if bool((gain == 1).all()):
+            continue
+        found = _find_scale(symmetry, key)
+        if isinstance(found, str):
+            left[key] = found
+        elif not bool((gain != 0).all()) or not bool(gain.isfinite().all()):
+            left[key] = "some of its entries are zero"
+        else:
+            state = _fold(symmetry, found, key, state)
+            folded.append(key)
+    if folded and not compare(model, start, state, example_inputs) < _TOLERANCE:
+        raise ValueError("folding the gains of this model changes its function; please report this network")
+    narrow = {key: value if state[key] is start[key] else state[key].to(value.dtype) for key, value in given.items()}
+    return CanonicalForm(_tie(symmetry, StateDict(narrow)), tuple(folded), left)
+
+
+def _find_scale(symmetry: Symmetry, key: str) -> Scale | str:
+    """The scale that multiplies a gain and no other; or why there is none."""
+    scales = [scale for scale in symmetry.scales.values() if key in scale.powers]
+    if len(scales) != 1:
+        return "it cannot be multiplied without changing what reads it" if not scales else "several scales multiply it"
+    others = [other for other in symmetry.gains if other != key and other in scales[0].powers]
+    if others:
+        return f"it shares its scale with {others[0]}"
+    (power,) = scales[0].powers[key]
+    return scales[0] if power.exponent in (1, -1) else "it is not multiplied by its scale alone"
+
+
+def _fold(symmetry: Symmetry, scale: Scale, key: str, state: StateDict) -> StateDict:
+    """A state whose gain is one. Logarithms are of absolute values, so signs are multiplied by themselves."""
+    ((_, _, exponent),) = scale.powers[key]
+    gain = state[key].double().cpu()
+    group = symmetry.groups[scale.group]
+    if group.parents:
+        gain = gain.view(*(symmetry.sizes[parent] for parent in group.parents), group.size)
+    tensors = scaled_tensors(symmetry)
+    result = dict(state)
+    for name in scale.powers:
+        flipped = tensors.scale(name, torch.ones_like(state[name]), {scale.name: (gain < 0).double()}) != 1
+        value = tensors.scale(name, state[name], {scale.name: -gain.abs().log() / exponent})
+        result[name] = torch.where(flipped, -value, value)
+    result[key] = torch.ones_like(state[key])
+    return _tie(symmetry, StateDict(result))
+
+
+def _tie(symmetry: Symmetry, state: StateDict) -> StateDict:
+    """Tied keys are one tensor again."""
+    first: dict[str, Tensor] = {}
+    for keys in symmetry.ties:
+        first |= dict.fromkeys(keys, state[keys[0]])
+    return StateDict({key: first.get(key, value) for key, value in state.items()})

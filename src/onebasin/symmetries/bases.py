@@ -1,0 +1,131 @@
+"""Changes of basis: what makes units is multiplied by a matrix, and what reads them by its inverse transpose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from onebasin.symmetries.layout import Factor, Layout, Product, Sum, Switch, Term
+from onebasin.symmetries.mixing import mix_all
+from onebasin.symmetries.structure import Basis, BasisKind, Group
+
+
+class MixedTensors:
+    """Multiplies tensors by the matrices of bases.
+
+    Args:
+        bases: by name.
+        groups: whose units they belong to.
+        layouts: of the tensors.
+    """
+
+    def __init__(self, bases: Mapping[str, Basis], groups: Mapping[str, Group], layouts: Mapping[str, Layout]):
+        self._layouts: dict[str, Layout] = {}
+        self._parents: dict[str, tuple[str, ...]] = {}
+        for basis in bases.values():
+            for is_dual in (False, True):
+                self._parents[_name(basis.name, is_dual)] = groups[basis.group].parents
+            for key, places in basis.places.items():
+                terms = list(self._layouts.get(key, layouts[key]))
+                for axis in {place.axis for place in places}:
+                    new = {p.number: _name(basis.name, p.is_dual) for p in places if p.axis == axis}
+                    names = (new.get(number, basis.group) for number in _count())
+                    # Factors of the group that another basis has renamed are counted too.
+                    terms[axis] = _rename(layouts[key][axis], terms[axis], basis.group, names)
+                self._layouts[key] = tuple(terms)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The tensors that some basis changes."""
+        return tuple(self._layouts)
+
+    def mix(self, tensors: Mapping[str, Tensor], matrices: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors in the new bases; differentiable in the matrices. A tensor that no basis enters is returned as it is.
+
+        Args:
+            tensors: by state key.
+            matrices: for each basis the matrices, (*parent sizes, size, size).
+        """
+        plans = {}
+        for name, matrix in matrices.items():
+            plans |= {_name(name, False): matrix, _name(name, True): torch.linalg.inv(matrix).mT}
+        return {**tensors, **self.mix_with(tensors, plans)}
+
+    def mix_with(self, tensors: Mapping[str, Tensor], plans: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors that some basis changes, by matrices and their duals as `pair` makes them."""
+        entered = {key: value for key, value in tensors.items() if key in self._layouts}
+        kind = next((plan.dtype for plan in plans.values()), torch.float32)
+        wide = {key: value.to(torch.promote_types(value.dtype, kind)) for key, value in entered.items()}
+        parents = {name: self._parents[name] for name in plans}
+        mixed = mix_all(wide, self._layouts, plans, parents)
+        return {key: mixed[key].to(value.dtype) for key, value in entered.items()}
+
+
+def pair(name: str, matrix: Tensor, dual: Tensor) -> dict[str, Tensor]:
+    """A matrix and its dual as `MixedTensors.mix_with` takes them, where the dual is known without an inverse."""
+    return {_name(name, False): matrix, _name(name, True): dual}
+
+
+def _name(basis: str, is_dual: bool) -> str:
+    return f"{'dual' if is_dual else 'basis'}:{basis}"
+
+
+def _count() -> Iterator[int]:
+    number = 0
+    while True:
+        yield number
+        number += 1
+
+
+def _rename(original: Term, term: Term, group: str, names: Iterator[str]) -> Term:
+    """A term whose factors of a group have other names; `original` is the term before any was renamed."""
+    match original, term:
+        case Factor(), Factor():
+            if original.name != group:
+                return term
+            name = next(names)
+            return term if name == group else Factor(term.size, name)
+        case (Product(old), Product(new)) | (Sum(old), Sum(new)) | (Switch(old), Switch(new)):
+            parts = tuple(_rename(a, b, group, names) for a, b in zip(old, new, strict=True))
+            return type(term)(parts)  # type: ignore[call-arg]
+    raise AssertionError("renaming keeps the structure of a term")
+
+
+def random_matrices(shape: Iterable[int], kind: BasisKind, generator: torch.Generator | None) -> Tensor:
+    """Random, well-conditioned matrices of a kind, in float64."""
+    *_, size, _ = shape = tuple(shape)
+    first, second = (torch.linalg.qr(torch.randn(shape, generator=generator, dtype=torch.float64)).Q for _ in range(2))
+    if kind == "linear":
+        stretch = (0.3 * torch.randn(shape[:-1], generator=generator, dtype=torch.float64)).exp()
+        return first @ (stretch.unsqueeze(-1) * second)
+    if kind == "orthogonal" or size == 1:
+        return first if size > 1 else torch.ones(shape, dtype=torch.float64)
+    inner = torch.linalg.qr(torch.randn((*shape[:-2], size - 1, size - 1), generator=generator, dtype=torch.float64)).Q
+    rest = complement_of_ones(size)
+    return rest @ inner @ rest.mT + torch.full((size, size), 1 / size, dtype=torch.float64)
+
+
+def complement_of_ones(size: int) -> Tensor:
+    """An orthonormal basis of the vectors that sum to zero, as columns, in float64."""
+    vectors = torch.eye(size, dtype=torch.float64)
+    vectors[:, 0] = 1
+    return torch.linalg.qr(vectors).Q[:, 1:]
+
+
+def check_matrices(basis: Basis, matrices: Tensor, tolerance: float = 1e-6) -> None:
+    """Refuse matrices that are not of the kind of a basis.
+
+    Raises:
+        ValueError: saying what is wrong.
+    """
+    if not bool(matrices.isfinite().all()):
+        raise ValueError(f"the matrix of {basis.name!r} is not finite")
+    identity = torch.eye(matrices.shape[-1], dtype=matrices.dtype)
+    if basis.kind != "linear" and not torch.allclose(matrices @ matrices.mT, identity.expand_as(matrices), atol=tolerance):
+        raise ValueError(f"the matrix of {basis.name!r} is not orthogonal")
+    if basis.kind == "centred" and not torch.allclose(matrices.sum(-1), torch.ones(()).to(matrices), atol=tolerance):
+        raise ValueError(f"the matrix of {basis.name!r} does not keep the vector of ones")
+    if basis.kind == "linear" and float(torch.linalg.cond(matrices).max()) > 1e8:
+        raise ValueError(f"the matrix of {basis.name!r} is singular, or close to it")

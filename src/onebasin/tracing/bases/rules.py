@@ -1,0 +1,106 @@
+"""What each operation requires of changes of basis, by ATen name, beside `slots.rules`.
+
+An operation that is in neither table allows nothing but permutations of everything it reads.
+"""
+
+from __future__ import annotations
+
+from onebasin.tracing.bases.classes import UNIFORM, Freedom, Ref, Squared, System
+from onebasin.tracing.slots import rules as slots
+from onebasin.tracing.slots.rules import Rule, SlotArguments, align_operands, keep, reduce
+from onebasin.tracing.slots.system import TensorSlots
+from onebasin.tracing.trace import NotCovered
+
+
+def _square(system: System, args: SlotArguments) -> TensorSlots:
+    if args.get("exponent", 2) != 2:
+        raise NotCovered("no square")
+    return tuple(
+        tuple((atom, Squared(state) if isinstance(state, Ref) else state) for atom, state in axis) for axis in args.input
+    )
+
+
+def _multiply(system: System, args: SlotArguments) -> TensorSlots:
+    operands = args.node.args[:2]
+    if len(operands) == 2 and operands[0] is operands[1]:
+        return _square(system, args)
+    for argument in ("input", "other"):
+        _note_gain(system, args, argument)
+    return slots.RULES["mul"](system, args)
+
+
+def _note_gain(system: System, args: SlotArguments, argument: str) -> None:
+    key = args.key("self" if argument == "input" else argument)
+    if key is not None and len(args[argument]) == 1:
+        system.gains[key] = None
+
+
+def _divide(system: System, args: SlotArguments) -> TensorSlots:
+    """By what is the same along the axes of the dividend."""
+    if args.get("rounding_mode"):
+        raise NotCovered("a quotient is rounded")
+    result = []
+    for dividend, *divisors in align_operands(args):
+        system.forbid(*(axis for axis in divisors if any(state != UNIFORM for _, state in axis)))
+        for divisor in divisors:
+            dividend = system.multiply(dividend, divisor)
+        result.append(dividend)
+    return tuple(result)
+
+
+def _expand(system: System, args: SlotArguments) -> TensorSlots:
+    """New axes stand in front; what was one entry is the same everywhere."""
+    padded = ((),) * (len(args.expected) - len(args.input)) + args.input
+    return tuple(
+        axis if axis else tuple((atom, UNIFORM) for atom, _ in wanted)
+        for axis, wanted in zip(padded, args.expected, strict=True)
+    )
+
+
+def _norm(freedom: Freedom) -> Rule:
+    """Division by the length of the last axis. A gain that is not filled with one number tells units apart."""
+
+    def rule(system: System, args: SlotArguments) -> TensorSlots:
+        if len(args["normalized_shape"]) != 1:
+            raise NotCovered("several axes are normalised together")
+        *others, last = args.input
+        system.forbid(*others)
+        system.narrow(freedom, last)
+        weight, bias = args.get("weight"), args.get("bias")
+        if weight is not None:
+            _note_gain(system, args, "weight")
+            last = system.multiply(last, weight[0])
+        if bias is not None:
+            last = system.equate(last, bias[0])
+        return (*others, last)
+
+    return rule
+
+
+def _length(system: System, args: SlotArguments) -> TensorSlots:
+    """The Euclidean norm along some axes."""
+    if args.get("ord", args.get("p", 2)) not in (None, 2, 2.0):
+        raise NotCovered("another norm than the Euclidean one")
+    args["input"] = _square(system, args)
+    return reduce(system, args)
+
+
+def _dropout(system: System, args: SlotArguments) -> TensorSlots:
+    if args.get("train", args.get("training", True)) and args["p"]:
+        raise NotCovered("entries are dropped one by one")
+    return args.input
+
+
+RULES: dict[str, Rule] = {
+    **slots.RULES,
+    "square": _square,
+    "pow": _square,
+    **dict.fromkeys(("mul", "multiply"), _multiply),
+    **dict.fromkeys(("div", "divide", "true_divide"), _divide),
+    **dict.fromkeys(("expand", "expand_as"), _expand),
+    "layer_norm": _norm(Freedom.CENTRED),
+    "rms_norm": _norm(Freedom.ORTHOGONAL),
+    "linalg_vector_norm": _length,
+    **dict.fromkeys(("dropout", "feature_dropout"), _dropout),
+    **dict.fromkeys(("roll", "flip"), keep),
+}

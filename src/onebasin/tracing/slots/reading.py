@@ -1,0 +1,94 @@
+"""Goes through programs that were walked, and adds what their operations require to a system."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from onebasin.programs.graph import Program
+from onebasin.programs.shapes import bind_arguments
+from onebasin.torch_internals import find_schema
+from onebasin.tracing.slots.rules import Rule, SlotArguments
+from onebasin.tracing.slots.system import SlotSystem, atoms_of
+from onebasin.tracing.trace import NotCovered, iterate_tensors, operation_name
+
+
+class Reading:
+    """One program, read once.
+
+    Args:
+        system: what the operations require is added to it.
+        rules: by the ATen names of operations. One without a rule forbids everything along the axes of its operands.
+        program: what is read.
+        axes: of the results of its operations.
+    """
+
+    def __init__(self, system: SlotSystem, rules: Mapping[str, Rule], program: Program, axes: Mapping[Node, Any]):
+        self.system, self.rules, self.program, self.axes = system, rules, program, axes
+        self.values: dict[Node, Any] = {}
+
+    def run(self) -> None:
+        """Read it."""
+        for node in self.program.graph.nodes:
+            if node.op == "placeholder":
+                self.values[node] = self._read_placeholder(node)
+            elif node.op == "call_function":
+                self.values[node] = self._call(node)
+            elif node.op == "output":
+                self._forbid_operands(node)
+            else:
+                self.values[node] = None
+
+    def _read_placeholder(self, node: Node) -> Any:
+        kind, name = self.program.inputs[node.name]
+        if not isinstance(node.meta.get("val"), Tensor):
+            return self.axes[node]
+        key = self.system.trace.aliases.get(name, name)
+        if kind in (InputKind.PARAMETER, InputKind.BUFFER) and key in self.system.trace.state:
+            return self.system.read(key)
+        return self._make_constant(self.axes[node])
+
+    def _make_constant(self, axes: Any) -> Any:
+        if isinstance(axes, list):
+            return [self._make_constant(entry) for entry in axes]
+        return tuple(map(self.system.constant, self.system.template(axes))) if isinstance(axes, tuple) else axes
+
+    def _call(self, node: Node) -> Any:
+        name = operation_name(node)
+        if name == "getitem":
+            return self.values[node.args[0]][node.args[1]]  # type: ignore[index]
+        if not getattr(find_schema(node.target), "returns", True):
+            return None
+        name = name if name in self.rules else name.removesuffix("_")
+        expected = self._make_constant(self.axes[node])
+        if name in self.rules:
+            try:
+                found = self.rules[name](self.system, self._bind(node, expected))
+            except NotCovered:
+                found = None
+            if found is not None and _same_atoms(found, expected):
+                return found
+        self._forbid_operands(node)
+        return expected
+
+    def _bind(self, node: Node, expected: Any) -> SlotArguments:
+        bound = map_arg(bind_arguments(node), self.values.__getitem__)
+        return SlotArguments({"input" if n == "self" else n: v for n, v in bound.items()}, node, expected, self.program)
+
+    def _forbid_operands(self, node: Node) -> None:
+        for operand in node.all_input_nodes:
+            for slots in iterate_tensors(self.values[operand]):
+                self.system.forbid(*slots)
+
+
+def _same_atoms(found: Any, expected: Any) -> bool:
+    if isinstance(expected, list):
+        return isinstance(found, list) and len(found) == len(expected) and all(map(_same_atoms, found, expected))
+    if expected is None or found is None:
+        return expected is found
+    return list(map(atoms_of, found)) == list(map(atoms_of, expected))
