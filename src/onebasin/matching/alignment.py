@@ -12,16 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.landscape.normalised_twin import make_twin
+from onebasin.matching.canonical_form import canonicalise
 from onebasin.matching.checks import check_call, check_models, find_symmetry
 from onebasin.matching.copies import find_copy
 from onebasin.matching.methods import Match, Method, MethodName, MethodOptions
 from onebasin.matching.methods.weight_matching import sweep
 from onebasin.matching.problem import Entry, Problem
 from onebasin.matching.recommendation import AUTO, recommend
-from onebasin.matching.scaling import Scaling, learn_scales
+from onebasin.matching.scaling import Learned, Scaling, learn_transform
 from onebasin.plots.tables import html_table
 from onebasin.relaxation.objectives import Function, Objective, each_tied_once, parameter_keys
 from onebasin.symmetries import Permutation, Symmetry, Transform
+from onebasin.symmetries.transform import check_fixed
 from onebasin.tensors.progress import Progress, show_progress
 from onebasin.tensors.seeding import seeded
 from onebasin.tensors.states import Model, StateDict, read_state
@@ -50,6 +52,8 @@ class Alignment:
         notes: what was done beside it, and why, in sentences.
         logits: of "sinkhorn", where its descent ended: give them as ``logits=`` (with the same `init`) to go on from there.
         scales: the logarithms of the positive scales that the permuted units were multiplied by, if any were asked for.
+        matrices: of the changes of basis that followed, if any were asked for.
+        target: the model to align to, in canonical form if bases were asked for: the line is drawn from there.
     """
 
     model: Any
@@ -63,16 +67,18 @@ class Alignment:
     notes: tuple[str, ...] = ()
     logits: dict[str, Tensor] | None = None
     scales: dict[str, Tensor] = field(default_factory=dict)
+    matrices: dict[str, Tensor] = field(default_factory=dict)
+    target: Any = None
 
     @property
     def transform(self) -> Transform:
-        """The permutation and the scales."""
-        return Transform(self.permutation, self.scales)
+        """The permutation, the scales and the changes of basis."""
+        return Transform(self.permutation, self.scales, self.matrices)
 
     def __repr__(self) -> str:
         ended = "converged" if self.converged else "stopped at its limit"
         change = f"cost {self.start_cost:.6g} -> {self.cost:.6g}"
-        done = self.transform if self.scales else self.permutation
+        done = self.transform if self.scales or self.matrices else self.permutation
         return f"Alignment({self.method}: {change}, {ended} after {self.seconds:.2f} s, {done!r})"
 
     def _repr_html_(self) -> str:
@@ -83,6 +89,7 @@ class Alignment:
             "seconds": f"{self.seconds:.2f}",
             "permutation": repr(self.permutation),
             "scales": f"{len(self.scales)} learned" if self.scales else "none",
+            "bases": f"{len(self.matrices)} learned" if self.matrices else "none",
             "notes": " ".join(self.notes),
         }
         return html_table(list(rows.items()))
@@ -173,16 +180,21 @@ def align(
         restarts=restarts, detect_copy=detect_copy, polish=polish, progress=progress, callback=callback, **options,
     )  # fmt: skip
     check_models(model, to)
+    notes = []
+    if kinds == "all" and symmetry is None:
+        (model, to), symmetry, notes = canonicalise([model, to], example_inputs, call.data)
     symmetry = find_symmetry([model, to], example_inputs, symmetry, call.data, kinds)
+    for each in (model, to) if symmetry.bases else ():
+        check_fixed(symmetry, read_state(each))
     chosen = symmetry.restrict(call.groups)
-    methods, notes = (call.method,), []
+    methods = (call.method,)
     if call.method is None:
         goal = None if objective is None else call.objective
         has_data = call.data is not None and isinstance(model, nn.Module)
         advice = recommend(chosen, read_state(model), read_state(to), goal, has_data, is_started=call.init is not None)
-        methods, notes = advice.methods, [str(advice)]
+        methods, notes = advice.methods, [*notes, str(advice)]
     elif method == AUTO:
-        notes = [f"{call.method.name} was chosen: the options are for it."]
+        notes += [f"{call.method.name} was chosen: the options are for it."]
     named, *later = (each for each in methods if each is not None)
     history: list[Entry] = []
 
@@ -208,16 +220,20 @@ def align(
                 by += f", {each.name}"
                 change = f"lowered the cost from {before:.6g} to" if found.cost < before else "left the cost at"
                 notes += [f"{each.name} {change} {found.cost:.6g}."]
-        scales: dict[str, Tensor] = {}
-        if chosen.scales and by != COPY_DETECTION:
+        learned = Learned({}, {}, found.cost)
+        if (chosen.scales or chosen.bases) and by != COPY_DETECTION:
             before = found.cost
-            scales, cost = _learn_scales(problem, found.permutation, scaling or Scaling())
-            found = replace(found, cost=cost)
-            notes += [f"Positive scales lowered the cost from {before:.6g} to {cost:.6g}."]
-        elif kinds == "positive" and by != COPY_DETECTION:
+            learned = _learn_transform(problem, found, scaling or Scaling())
+            found = replace(found, cost=learned.cost)
+            what = " and ".join(["Positive scales"] * bool(chosen.scales) + ["Changes of basis"] * bool(chosen.bases))
+            notes += [f"{what.capitalize()} lowered the cost from {before:.6g} to {found.cost:.6g}."]
+        elif kinds != "permutation" and by != COPY_DETECTION:
             notes += ["There are no positive scales in this symmetry."]
+    scales, matrices = learned.logarithms, learned.matrices
     return Alignment(
-        model=transform_model(model, Transform(found.permutation, scales) if scales else found.permutation),
+        model=transform_model(
+            model, Transform(found.permutation, scales, matrices) if scales or matrices else found.permutation
+        ),
         permutation=found.permutation,
         cost=found.cost,
         start_cost=start_cost,
@@ -228,13 +244,16 @@ def align(
         notes=tuple(notes),
         logits=found.logits,
         scales=scales,
+        matrices=matrices,
+        target=to,
     )
 
 
-def _learn_scales(problem: Problem, permutation: Permutation, options: Scaling) -> tuple[dict[str, Tensor], float]:
-    own = Permutation(problem.symmetry, {name: permutation[name] for name in problem.symmetry.groups}, check=False)
-    moved = problem.starting_from(own)
-    return learn_scales(replace(moved, report=lambda entry: problem.report({**entry, "by": "scales"})), options)
+def _learn_transform(problem: Problem, found: Match, options: Scaling) -> Learned:
+    indices = {name: found.permutation[name] for name in problem.symmetry.groups}
+    moved = problem.starting_from(Permutation(problem.symmetry, indices, check=False))
+    quiet = replace(moved, report=lambda entry: problem.report({**entry, "by": "scales"}))
+    return learn_transform(quiet, options, found.matrices)
 
 
 def _reads_lazily(init: Permutation | Method) -> bool:

@@ -6,13 +6,15 @@ With s = 1 / gain the gain becomes one. No list of architectures is needed, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from onebasin.landscape.batches import take_example
 from onebasin.symmetries import Scale, Symmetry
 from onebasin.symmetries.transform import scaled_tensors
 from onebasin.symmetries.verification import compare
@@ -52,7 +54,7 @@ def canonical(model: nn.Module, example_inputs: Any, symmetry: Symmetry | None =
     Raises:
         ValueError: if the model cannot be traced.
     """
-    symmetry = trace(model, example_inputs, kinds="all") if symmetry is None else symmetry
+    symmetry = trace(model, example_inputs, verify=False, kinds="all") if symmetry is None else symmetry
     given = read_state_dict(model)
     start = StateDict({key: value.double() if value.is_floating_point() else value for key, value in given.items()})
     state, folded, left = start, [], {}
@@ -72,6 +74,33 @@ def canonical(model: nn.Module, example_inputs: Any, symmetry: Symmetry | None =
         raise ValueError("folding the gains of this model changes its function; please report this network")
     narrow = {key: value if state[key] is start[key] else state[key].to(value.dtype) for key, value in given.items()}
     return CanonicalForm(_tie(symmetry, StateDict(narrow)), tuple(folded), left)
+
+
+def canonicalise(
+    models: Sequence[Any], example_inputs: Any, data: Iterable[Any] | None
+) -> tuple[list[Any], Symmetry, list[str]]:
+    """Copies of modules in canonical form, their symmetry of all kinds, and what was done, in sentences.
+
+    Raises:
+        ValueError: if these are no modules, or there is nothing to trace them with.
+    """
+    if example_inputs is None and data is not None:
+        example_inputs = take_example(data)
+    if example_inputs is None or not all(isinstance(model, nn.Module) for model in models):
+        raise ValueError("changes of basis need the networks: give modules, and example_inputs= or data= to trace them with")
+    copies, notes = [], {}
+    for model in models:
+        form = canonical(model, example_inputs)
+        copies.append(copy.deepcopy(model))
+        copies[-1].load_state_dict(form.state)
+        if form.folded:
+            notes[f"{len(form.folded)} gains of norms were folded into the layers around them."] = None
+        for key, reason in form.left.items():
+            notes[f"The gain {key} stays, and what it multiplies is not mixed: {reason}."] = None
+    # A gain that stays in any of the models stands in the way for all.
+    found = [trace(each, example_inputs, kinds="all") for each in copies]
+    symmetry = min(found, key=lambda each: len(each.fixed))
+    return copies, symmetry, list(notes)
 
 
 def _find_scale(symmetry: Symmetry, key: str) -> Scale | str:
@@ -94,7 +123,7 @@ def _fold(symmetry: Symmetry, scale: Scale, key: str, state: StateDict) -> State
     if group.parents:
         gain = gain.view(*(symmetry.sizes[parent] for parent in group.parents), group.size)
     tensors = scaled_tensors(symmetry)
-    result = dict(state)
+    result: dict[str, Any] = dict(state)
     for name in scale.powers:
         flipped = tensors.scale(name, torch.ones_like(state[name]), {scale.name: (gain < 0).double()}) != 1
         value = tensors.scale(name, state[name], {scale.name: -gain.abs().log() / exponent})
@@ -105,7 +134,7 @@ def _fold(symmetry: Symmetry, scale: Scale, key: str, state: StateDict) -> State
 
 def _tie(symmetry: Symmetry, state: StateDict) -> StateDict:
     """Tied keys are one tensor again."""
-    first: dict[str, Tensor] = {}
+    first: dict[str, Any] = {}
     for keys in symmetry.ties:
         first |= dict.fromkeys(keys, state[keys[0]])
     return StateDict({key: first.get(key, value) for key, value in state.items()})

@@ -15,6 +15,7 @@ from onebasin.landscape.calibration import DATA_FREE, RepairForm, check_form
 from onebasin.landscape.calibration import repair as repair_statistics
 from onebasin.landscape.normalised_twin import fold_twin, make_twin
 from onebasin.matching.alignment import Alignment, AlignOptions, align, transform_model
+from onebasin.matching.canonical_form import canonicalise
 from onebasin.matching.checks import Call, check_call, check_callback, find_symmetry
 from onebasin.matching.common_frame import find_common_frame
 from onebasin.matching.methods import Method, MethodName
@@ -92,12 +93,21 @@ def merge(
     states = [read_state(model) for model in models]
     for number, state in enumerate(states[1:], start=2):
         check_alike(states[0], state, "the first model", f"model {number}")
-    symmetry = find_symmetry(models, example_inputs, symmetry, call.data, options.pop("kinds", "permutation"))
-    if symmetry.scales and reference != "first" and len(models) > 2:
-        raise ValueError("positive scales are learned towards one model: take reference='first'")
+    kinds = options.pop("kinds", "permutation")
+    if kinds == "all" and symmetry is None:
+        models, symmetry, _ = canonicalise(models, example_inputs, call.data)
+    symmetry = find_symmetry(models, example_inputs, symmetry, call.data, kinds)
+    if (symmetry.scales or symmetry.bases) and reference != "first" and len(models) > 2:
+        raise ValueError("positive scales and bases are learned towards one model: take reference='first'")
     options |= {"data": call.data, "groups": call.groups}  # what can be read only once has been read
 
-    if symmetry.scales and form == "repair" and batches is not None and isinstance(models[0], nn.Module):
+    if (
+        symmetry.scales
+        and not symmetry.bases
+        and form == "repair"
+        and batches is not None
+        and isinstance(models[0], nn.Module)
+    ):
         twins = [make_twin(cast(nn.Module, model), symmetry, batches) for model in models]
         if all(twins):
             given = {"weights": weights, "repair": batches, "method": method, "seed": seed, **options, "kinds": "positive"}

@@ -47,7 +47,7 @@ def recommend(
     obstacle = _find_obstacle(symmetry, source, target)
     if goal is not None:
         first = () if is_started else (ActivationMatching(),)
-        if first and symmetry.scales:
+        if first and (symmetry.scales or symmetry.bases):
             return Recommendation(first, "scales are learned best from there")
         descent = () if obstacle else (Sinkhorn(),)
         return Recommendation(

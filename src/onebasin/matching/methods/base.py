@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
@@ -24,6 +25,7 @@ class Match:
         converged: whether the method stopped by itself, not by its limit.
         alternatives: other permutations that sweeps of weight matching may lead to a better result.
         logits: where a descent on logits ended, with the moments of its optimiser, to go on from there.
+        matrices: where bases may be learned from, for the permuted model.
     """
 
     permutation: Permutation
@@ -31,6 +33,7 @@ class Match:
     converged: bool
     alternatives: tuple[Permutation, ...] = ()
     logits: dict[str, Tensor] | None = None
+    matrices: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Method(ABC):

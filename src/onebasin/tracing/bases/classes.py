@@ -8,6 +8,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from onebasin.symmetries import Basis, Place
+from onebasin.symmetries.structure import BasisKind
 from onebasin.tracing.axes.terms import Atom, parents_of
 from onebasin.tracing.slots.system import Slots, SlotSystem, TensorSlots, atoms_of
 from onebasin.tracing.trace import Trace
@@ -21,6 +22,12 @@ class Freedom(IntEnum):
     CENTRED = 2
     PERMUTATION = 3
 
+
+_KINDS: dict[Freedom, BasisKind] = {
+    Freedom.LINEAR: "linear",
+    Freedom.ORTHOGONAL: "orthogonal",
+    Freedom.CENTRED: "centred",
+}
 
 Unknown = tuple[str, int, int]
 """An axis of a parameter: its key, the number of the axis, and the number of the free atom in it."""
@@ -199,4 +206,4 @@ class System(SlotSystem):
                 places.setdefault(alias, []).append(place)
         names = itertools.chain([base], (f"{base}:{number}" for number in itertools.count(2)))
         name = next(name for name in names if name not in taken)
-        return Basis(name, self.names[atom], freedom.name.lower(), {k: tuple(v) for k, v in places.items()})
+        return Basis(name, self.names[atom], _KINDS[freedom], {key: tuple(found) for key, found in places.items()})
