@@ -16,12 +16,12 @@ PAGE = Path(__file__).parent / "api.md"
 _PROPERTIES = (property, functools.cached_property)
 SECTIONS: dict[str, dict[str, list[str]]] = {
     "Symmetry and permutation": {
-        "onebasin": ["symmetry", "Symmetry", "Group", "Permutation", "Scale", "Transform", "UnreachedWarning"]
+        "onebasin": ["symmetry", "Symmetry", "Group", "Permutation", "Scale", "Basis", "Transform", "UnreachedWarning"]
     },
     "Alignment": {
         "onebasin": [
             *("align", "Alignment", "merge", "Objective", "WeightDistance", "Midpoint", "RandomPoint", "RebasinNet"),
-            "synthetic_data",
+            *("synthetic_data", "canonical", "CanonicalForm"),
         ],
     },
     "Methods and their options": {

@@ -4,6 +4,7 @@ import pytest
 import torch
 from random_operations import MORE_MAKERS, PACKED_MAKERS
 from random_programs import MAKERS, RandomProgram, measure
+from torch.nn import functional as F
 
 import onebasin as ob
 
@@ -11,7 +12,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::onebasin.UnreachedWarning")
 
 
 class Transforms:
-    """Random elements of a symmetry with scales."""
+    """Random elements of a symmetry with scales and bases."""
 
     def __init__(self, symmetry):
         self.symmetry = symmetry
@@ -72,6 +73,23 @@ def test_random_programs_with_scales(monkeypatch):
             assert error < 1e-9, f"seed {seed} is wrong by {error}:\n" + "\n".join(model.lines) + f"\n{symmetry}"
             num_scales += len(symmetry.scales)
     assert num_scales > 40
+
+
+@pytest.mark.parametrize(
+    "between", [lambda x: x * 1.0, lambda x: F.rms_norm(x, x.shape[-1:]), lambda x: F.layer_norm(x, x.shape[-1:])]
+)
+def test_random_programs_with_bases(between, monkeypatch):
+    """The same with what keeps changes of basis in place of tanh."""
+    monkeypatch.setattr(torch.Tensor, "tanh", lambda x: between(x) if x.dim() else x)
+    num_bases = 0
+    for makers in (MAKERS, PACKED_MAKERS):
+        for seed in range(25):
+            model = RandomProgram(seed, makers=makers)
+            symmetry = ob.symmetry(model, model.draw_input(), verify=False, kinds="all")
+            error = measure(model, Transforms(symmetry))
+            assert error < 1e-8, f"seed {seed} is wrong by {error}:\n" + "\n".join(model.lines) + f"\n{symmetry}"
+            num_bases += len(symmetry.bases)
+    assert num_bases > 10
 
 
 def test_a_wrong_permutation_is_noticed():

@@ -17,7 +17,7 @@ from torch import Tensor
 from onebasin.descent.cuda_graphs import CapturedStep
 from onebasin.matching.methods.base import check_count, check_number
 from onebasin.matching.problem import Problem
-from onebasin.symmetries.bases import complement_of_ones, pair
+from onebasin.symmetries.basis_matrices import complement_of_ones, pair
 from onebasin.symmetries.structure import Basis
 from onebasin.symmetries.transform import matrix_shape, mixed_tensors, scale_shape, scaled_tensors
 from onebasin.tensors.states import StateDict

@@ -11,7 +11,7 @@ from typing import Any, get_args, overload
 import torch
 from torch import Tensor, nn
 
-from onebasin.symmetries.bases import MixedTensors, check_matrices, pair, random_matrices
+from onebasin.symmetries.basis_matrices import MixedTensors, check_matrices, pair, random_matrices
 from onebasin.symmetries.scales import ScaledTensors
 from onebasin.symmetries.structure import Basis, BasisKind, Group, Place, Power, Scale
 from onebasin.symmetries.symmetry import Permutation, Symmetry, describe_symmetry, read_element, read_symmetry

@@ -27,7 +27,7 @@ from onebasin.programs.isolation import evaluation_mode
 from onebasin.relaxation.hardening import harden
 from onebasin.relaxation.plans import plan_shape
 from onebasin.symmetries import Basis, Permutation, Site, Symmetry
-from onebasin.symmetries.bases import complement_of_ones
+from onebasin.symmetries.basis_matrices import complement_of_ones
 from onebasin.symmetries.unrolling import Block
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 
 from onebasin.symmetries import Basis
 from onebasin.tracing.axes.terms import Atom
+from onebasin.tracing.bases.basis_rules import RULES
 from onebasin.tracing.bases.classes import System
-from onebasin.tracing.bases.rules import RULES
 from onebasin.tracing.slots.reading import Reading
 from onebasin.tracing.trace import Trace
 

@@ -40,10 +40,11 @@ class Ref(NamedTuple):
     is_dual: bool
 
 
-class Squared(NamedTuple):
-    """The squares of the entries of a value, as long as nothing but a sum is taken of them."""
+class Paired(NamedTuple):
+    """The products of the entries of two values, as long as nothing but a sum is taken of them."""
 
-    ref: Ref
+    first: Ref
+    second: Ref
 
 
 UNIFORM = "uniform"
@@ -81,7 +82,7 @@ class System(SlotSystem):
                 (atom, UNIFORM if key in self.fixed else Ref((key, axis, number), False))
                 for number, atom in enumerate(atoms)
             )
-            for axis, atoms in enumerate(self.template(self.trace.state[key]))
+            for axis, atoms in enumerate(self.list_atoms(key))
         )
 
     def constant(self, atoms: Iterable[Atom]) -> Slots:
@@ -93,11 +94,10 @@ class System(SlotSystem):
         self.narrow(Freedom.PERMUTATION, *axes)
 
     def narrow(self, freedom: Freedom, *axes: Slots) -> None:
-        """Allow no more than these matrices along axes. Of squares, only a sum is allowed more than a permutation."""
+        """Allow no more than these matrices along axes. Of products, only a sum is allowed more than a permutation."""
         for _, state in itertools.chain(*axes):
-            allowed = Freedom.PERMUTATION if isinstance(state, Squared) else freedom
-            ref = state.ref if isinstance(state, Squared) else state
-            if isinstance(ref, Ref):
+            allowed = Freedom.PERMUTATION if isinstance(state, Paired) else freedom
+            for ref in state if isinstance(state, Paired) else [state] if isinstance(state, Ref) else ():
                 root = self._find(ref).unknown
                 self._freedom[root] = max(allowed, self._freedom.get(root, Freedom.LINEAR))
 
@@ -125,16 +125,21 @@ class System(SlotSystem):
         return FROZEN
 
     def multiply(self, first: Slots, second: Slots) -> Slots:
-        """A value times another that is the same everywhere; else entries are told apart."""
+        """A value times another that is the same everywhere; or products of entries, which may be summed over."""
         if not first or not second:
             return first or second
-        if atoms_of(first) == atoms_of(second):
-            if all(state == UNIFORM for _, state in second):
-                return first
-            if all(state == UNIFORM for _, state in first):
-                return second
-        self.forbid(first, second)
-        return self.constant(atoms_of(first))
+        if atoms_of(first) != atoms_of(second):
+            self.forbid(first, second)
+            return self.constant(atoms_of(first))
+        return tuple((atom, self._pair(atom, x, y)) for (atom, x), (_, y) in zip(first, second, strict=True))
+
+    def _pair(self, atom: Atom, x: object, y: object) -> object:
+        if UNIFORM in (x, y):
+            return y if x == UNIFORM else x
+        if isinstance(x, Ref) and isinstance(y, Ref):
+            return Paired(x, y)
+        self.forbid(((atom, x), (atom, y)))
+        return FROZEN
 
     def contract(self, first: Slots, second: Slots) -> None:
         """What is summed over is dual to each other."""
@@ -150,10 +155,10 @@ class System(SlotSystem):
                 self.forbid(((atom, x), (atom, y)))
 
     def sum_over(self, axis: Slots) -> None:
-        """A sum keeps the vector of ones; a sum of squares keeps lengths."""
+        """A sum keeps the vector of ones; values whose products are summed over are dual to each other."""
         for atom, state in axis:
-            if isinstance(state, Squared):
-                self.narrow(Freedom.ORTHOGONAL, ((atom, state.ref),))
+            if isinstance(state, Paired):
+                self._unite(state.first, state.second, dual=True)
             else:
                 self.narrow(Freedom.CENTRED, ((atom, state),))
 
@@ -200,7 +205,7 @@ class System(SlotSystem):
         (base, _, _), atom, flipped = min(members, key=lambda member: member[0][1] > 0)
         places: dict[str, list[Place]] = {}
         for (key, axis, number), each, is_dual in members:
-            atoms = self.template(self.trace.state[key])[axis]
+            atoms = self.list_atoms(key)[axis]
             place = Place(axis, atoms[:number].count(each), is_dual != flipped)
             for alias in aliases.get(key, [key]):
                 places.setdefault(alias, []).append(place)

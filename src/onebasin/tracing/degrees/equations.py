@@ -30,7 +30,7 @@ class System(SlotSystem):
         """The unknown degrees of a parameter."""
         return tuple(
             tuple((atom, {(key, axis, number): Fraction(1)}) for number, atom in enumerate(atoms))
-            for axis, atoms in enumerate(self.template(self.trace.state[key]))
+            for axis, atoms in enumerate(self.list_atoms(key))
         )
 
     def constant(self, atoms: Iterable[Atom]) -> Slots:
@@ -95,7 +95,7 @@ class System(SlotSystem):
         for key, first in self.trace.aliases.items():
             aliases.setdefault(first, []).append(key)
         for (key, axis, number), degree in solution.items():
-            atoms = self.template(self.trace.state[key])[axis]
+            atoms = self.list_atoms(key)[axis]
             power = Power(axis, atoms[:number].count(atom), int(degree) if degree.denominator == 1 else float(degree))
             for each in aliases.get(key, [key]):
                 powers.setdefault(each, []).append(power)

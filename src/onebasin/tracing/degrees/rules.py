@@ -1,4 +1,4 @@
-"""What each operation requires of the degrees of its operands, by ATen name, beside `slots.rules`.
+"""What each operation requires of the degrees of its operands, by ATen name, beside `slots.slot_rules`.
 
 An operation that is in neither table requires degree zero of everything it reads.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from onebasin.tracing.degrees.equations import System, times
-from onebasin.tracing.slots import rules as slots
-from onebasin.tracing.slots.rules import Rule, SlotArguments, add_operands, align_operands, keep, reduce
+from onebasin.tracing.slots import slot_rules as slots
+from onebasin.tracing.slots.slot_rules import Rule, SlotArguments, add_operands, align_operands, keep, reduce
 from onebasin.tracing.slots.system import TensorSlots
 from onebasin.tracing.trace import NotCovered
 

@@ -13,8 +13,8 @@ from torch.fx.node import map_arg
 from onebasin.programs.graph import Program
 from onebasin.programs.shapes import bind_arguments
 from onebasin.torch_internals import find_schema
-from onebasin.tracing.slots.rules import Rule, SlotArguments
-from onebasin.tracing.slots.system import SlotSystem, atoms_of
+from onebasin.tracing.slots.slot_rules import TAKES_SEGMENTS, Rule, SlotArguments
+from onebasin.tracing.slots.system import Segments, SlotSystem, atoms_of, list_parts
 from onebasin.tracing.trace import NotCovered, iterate_tensors, operation_name
 
 
@@ -51,12 +51,7 @@ class Reading:
         key = self.system.trace.aliases.get(name, name)
         if kind in (InputKind.PARAMETER, InputKind.BUFFER) and key in self.system.trace.state:
             return self.system.read(key)
-        return self._make_constant(self.axes[node])
-
-    def _make_constant(self, axes: Any) -> Any:
-        if isinstance(axes, list):
-            return [self._make_constant(entry) for entry in axes]
-        return tuple(map(self.system.constant, self.system.template(axes))) if isinstance(axes, tuple) else axes
+        return self.system.make_constant(self.axes[node])
 
     def _call(self, node: Node) -> Any:
         name = operation_name(node)
@@ -65,8 +60,8 @@ class Reading:
         if not getattr(find_schema(node.target), "returns", True):
             return None
         name = name if name in self.rules else name.removesuffix("_")
-        expected = self._make_constant(self.axes[node])
-        if name in self.rules:
+        expected = self.system.make_constant(self.axes[node])
+        if name in self.rules and (name in TAKES_SEGMENTS or not self._has_segments(node)):
             try:
                 found = self.rules[name](self.system, self._bind(node, expected))
             except NotCovered:
@@ -82,8 +77,12 @@ class Reading:
 
     def _forbid_operands(self, node: Node) -> None:
         for operand in node.all_input_nodes:
-            for slots in iterate_tensors(self.values[operand]):
-                self.system.forbid(*slots)
+            for tensor in iterate_tensors(self.values[operand]):
+                self.system.forbid(*(part for axis in tensor for part in list_parts(axis)))
+
+    def _has_segments(self, node: Node) -> bool:
+        tensors = (tensor for operand in node.all_input_nodes for tensor in iterate_tensors(self.values[operand]))
+        return any(isinstance(axis, Segments) for tensor in tensors for axis in tensor)
 
 
 def _same_atoms(found: Any, expected: Any) -> bool:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from onebasin.tracing.axes.terms import Atom, Axes, has_piecewise_parts, leaves
+from onebasin.tracing.axes.terms import Atom, Axes, AxisTerm, Piecewise, Product, Sum, leaves, resolve
 from onebasin.tracing.trace import Trace
 
 Slots = tuple[tuple[Atom, Any], ...]
 """The free atoms of an axis, in order, each with what is known of the value along it."""
-TensorSlots = tuple[Slots, ...]
-"""One for each axis of a tensor."""
+TensorSlots = tuple[Any, ...]
+"""One for each axis of a tensor: its slots, or `Segments`."""
+
+
+class Segments(tuple[Any, ...]):
+    """An axis that is another one beside each segment of another axis, as of packed queries, keys and values: its parts."""
+
+    __slots__ = ()
 
 
 class SlotSystem(ABC):
@@ -27,10 +33,32 @@ class SlotSystem(ABC):
         self.trace = trace
         self.names = {atom: name for atom, name in names.items() if not atom.pin}
 
-    def template(self, axes: Axes) -> tuple[tuple[Atom, ...], ...]:
-        """The free atoms of each axis; none where it differs beside each segment of another: no order tells them apart."""
+    def template(self, axes: Axes) -> tuple[Any, ...]:
+        """The free atoms of each axis; those of each segment of another one, if it differs beside them."""
+        return tuple(self._list_atoms(axis) for axis in axes)
+
+    def _list_atoms(self, axis: AxisTerm) -> Any:
+        pieces = list(_outermost_pieces(axis))
+        if not pieces:
+            return tuple(atom for atom in leaves(axis) if atom in self.names)
+        size = pieces[0].selector.size
+        if len({id(piece.selector) for piece in pieces}) > 1 or any(len(_flatten(p)) != size for p in pieces):
+            return ()
+        return Segments(tuple(atom for atom in _leaves_beside(axis, n) if atom in self.names) for n in range(size))
+
+    def list_atoms(self, key: str) -> tuple[tuple[Atom, ...], ...]:
+        """The free atoms of each axis of a parameter; none of one that differs beside each segment of another."""
+        return tuple(() if isinstance(atoms, Segments) else atoms for atoms in self.template(self.trace.state[key]))
+
+    def make_constant(self, axes: Any) -> Any:
+        """A value with these axes that nothing changes; or a list of values."""
+        if isinstance(axes, list):
+            return [self.make_constant(entry) for entry in axes]
+        if not isinstance(axes, tuple):
+            return axes
         return tuple(
-            () if has_piecewise_parts(axis) else tuple(atom for atom in leaves(axis) if atom in self.names) for axis in axes
+            Segments(map(self.constant, atoms)) if isinstance(atoms, Segments) else self.constant(atoms)
+            for atoms in self.template(axes)
         )
 
     @abstractmethod
@@ -62,6 +90,43 @@ class SlotSystem(ABC):
         """An axis that is summed over by itself."""
 
 
-def atoms_of(slots: Slots) -> tuple[Atom, ...]:
-    """The free atoms of an axis."""
+def atoms_of(slots: Slots | Segments) -> tuple[Any, ...]:
+    """The free atoms of an axis; of segments, those of each."""
+    if isinstance(slots, Segments):
+        return Segments(map(atoms_of, slots))
     return tuple(atom for atom, _ in slots)
+
+
+def list_parts(axis: Slots | Segments) -> Iterable[Slots]:
+    """The parts of segments, or the axis itself."""
+    return tuple(axis) if isinstance(axis, Segments) else (axis,)
+
+
+def _outermost_pieces(term: AxisTerm) -> Iterator[Piecewise]:
+    match resolve(term):
+        case Piecewise() as piece:
+            yield piece
+        case Product(children) | Sum(children):
+            for child in children:
+                yield from _outermost_pieces(child)
+
+
+def _flatten(term: AxisTerm) -> list[AxisTerm]:
+    """What a term is beside each entry of the axis that decides, which may have been cut again and again."""
+    match resolve(term):
+        case Piecewise(_, parts):
+            return [leaf for part in parts for leaf in _flatten(part)]
+        case found:
+            return [found]
+
+
+def _leaves_beside(term: AxisTerm, number: int) -> Iterator[Atom]:
+    """The atoms of a term beside one entry of the axis that decides."""
+    match resolve(term):
+        case Piecewise() as piece:
+            yield from leaves(_flatten(piece)[number])
+        case Product(children) | Sum(children):
+            for child in children:
+                yield from _leaves_beside(child, number)
+        case found:
+            yield from leaves(found)

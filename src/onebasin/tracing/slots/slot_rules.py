@@ -13,7 +13,7 @@ from onebasin.programs.shapes import bind_arguments
 from onebasin.tracing.axes.terms import Atom
 from onebasin.tracing.rules.contraction import Letters, einsum_letters, matmul_letters
 from onebasin.tracing.rules.rearrangement import RULES as REARRANGEMENT
-from onebasin.tracing.slots.system import Slots, SlotSystem, TensorSlots, atoms_of
+from onebasin.tracing.slots.system import Segments, Slots, SlotSystem, TensorSlots, atoms_of, list_parts
 from onebasin.tracing.trace import Arguments, NotCovered
 
 
@@ -200,8 +200,29 @@ def reduce(system: SlotSystem, args: SlotArguments) -> TensorSlots:
 
 def _reshape(system: SlotSystem, args: SlotArguments) -> TensorSlots:
     """Atoms keep their order in memory."""
-    flat = list(itertools.chain(*args.input))
-    return _deal(flat, args.expected)
+    has_segments = [any(isinstance(axis, Segments) for axis in tensor) for tensor in (args.input, args.expected)]
+    if has_segments == [False, False]:
+        return _deal(list(itertools.chain(*args.input)), args.expected)
+    if has_segments == [False, True]:
+        return _cut(system, list(itertools.chain(*args.input)), args.expected)
+    kept = iter([axis for axis in args.input if axis])  # axes of one entry come and go, all others stay as they are
+    return tuple(next(kept, ()) if wanted else () for wanted in args.expected)
+
+
+def _cut(system: SlotSystem, flat: Sequence[tuple[Atom, Any]], expected: TensorSlots) -> TensorSlots:
+    """An axis of equal segments, such as queries, keys and values, becomes an axis of its own and those beside it."""
+    count = next(len(axis) for axis in expected if isinstance(axis, Segments))
+    if len(flat) % count:
+        raise NotCovered("segments of different structures")
+    size = len(flat) // count
+    beside = []
+    for number in range(count):
+        wanted = tuple(axis[number] if isinstance(axis, Segments) else axis for axis in expected)
+        beside.append(_deal(flat[number * size : (number + 1) * size], wanted))
+    return tuple(
+        Segments(parts) if isinstance(axis, Segments) else system.equate(*parts)
+        for axis, parts in zip(expected, zip(*beside, strict=True), strict=True)
+    )
 
 
 def _deal(flat: Sequence[tuple[Atom, Any]], expected: TensorSlots) -> TensorSlots:
@@ -214,10 +235,22 @@ def _deal(flat: Sequence[tuple[Atom, Any]], expected: TensorSlots) -> TensorSlot
 def _select_part(system: SlotSystem, args: SlotArguments) -> TensorSlots:
     """A slice: along the axis that is cut the part that has the atoms of the result."""
     if len(args.expected) != len(args.input):
-        kept = [slots for number, slots in enumerate(args.input) if number != args.dim]
-        system.forbid(args.input[args.dim])
-        return tuple(kept)
+        return _take_entry(system, args, args["index"], args.expected)
     return tuple(_part(slots, atoms_of(wanted)) for slots, wanted in zip(args.input, args.expected, strict=True))
+
+
+def _take_entry(system: SlotSystem, args: SlotArguments, index: int, expected: TensorSlots) -> TensorSlots:
+    """One entry of an axis. Beside it, an axis of segments is the one of that number."""
+    system.forbid(*list_parts(args.input[args.dim]))
+    kept = [axis for number, axis in enumerate(args.input) if number != args.dim]
+    return tuple(
+        axis[index] if isinstance(axis, Segments) and not isinstance(wanted, Segments) else axis
+        for axis, wanted in zip(kept, expected, strict=True)
+    )
+
+
+def _unbind(system: SlotSystem, args: SlotArguments) -> list[TensorSlots]:
+    return [_take_entry(system, args, index, wanted) for index, wanted in enumerate(args.expected)]
 
 
 def _part(slots: Slots, wanted: tuple[Atom, ...]) -> Slots:
@@ -292,4 +325,12 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("split", "split_with_sizes", "chunk"), _split),
     **dict.fromkeys(("cat", "concat", "concatenate"), _concatenate),
     "stack": _stack,
+    "unbind": _unbind,
 }  # fmt: skip
+
+TAKES_SEGMENTS = frozenset(
+    ("clone", "contiguous", "to", "_to_copy", "detach", "alias", "view", "reshape", "_unsafe_view", "flatten", "unflatten",
+     "view_as", "reshape_as", "squeeze", "unsqueeze", "permute", "transpose", "swapaxes", "swapdims", "mT", "t", "numpy_T",
+     "movedim", "moveaxis", "select", "unbind")
+)  # fmt: skip
+"""Operations whose rules know of axes that are others beside each segment of another axis."""

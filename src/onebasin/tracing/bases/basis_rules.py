@@ -1,13 +1,13 @@
-"""What each operation requires of changes of basis, by ATen name, beside `slots.rules`.
+"""What each operation requires of changes of basis, by ATen name, beside `slots.slot_rules`.
 
 An operation that is in neither table allows nothing but permutations of everything it reads.
 """
 
 from __future__ import annotations
 
-from onebasin.tracing.bases.classes import UNIFORM, Freedom, Ref, Squared, System
-from onebasin.tracing.slots import rules as slots
-from onebasin.tracing.slots.rules import Rule, SlotArguments, align_operands, keep, reduce
+from onebasin.tracing.bases.classes import UNIFORM, Freedom, System
+from onebasin.tracing.slots import slot_rules as slots
+from onebasin.tracing.slots.slot_rules import Rule, SlotArguments, align_operands, keep, reduce
 from onebasin.tracing.slots.system import TensorSlots
 from onebasin.tracing.trace import NotCovered
 
@@ -15,15 +15,10 @@ from onebasin.tracing.trace import NotCovered
 def _square(system: System, args: SlotArguments) -> TensorSlots:
     if args.get("exponent", 2) != 2:
         raise NotCovered("no square")
-    return tuple(
-        tuple((atom, Squared(state) if isinstance(state, Ref) else state) for atom, state in axis) for axis in args.input
-    )
+    return tuple(system.multiply(axis, axis) for axis in args.input)
 
 
 def _multiply(system: System, args: SlotArguments) -> TensorSlots:
-    operands = args.node.args[:2]
-    if len(operands) == 2 and operands[0] is operands[1]:
-        return _square(system, args)
     for argument in ("input", "other"):
         _note_gain(system, args, argument)
     return slots.RULES["mul"](system, args)

@@ -1,0 +1,225 @@
+"""Tiny networks whose changes of basis can be counted by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+D = 8
+
+
+class Attention(nn.Module):
+    """Heads of four; `kv_heads` of them for keys and values."""
+
+    def __init__(
+        self, heads: int = 2, kv_heads: int = 2, norm: nn.Module | None = None, rotate: str = "", bias: bool = True
+    ):
+        super().__init__()
+        self.heads, self.kv_heads, self.rotate = heads, kv_heads, rotate
+        self.q = nn.Linear(D, heads * 4, bias=bias)
+        self.k, self.v = (nn.Linear(D, kv_heads * 4, bias=bias) for _ in range(2))
+        self.o = nn.Linear(heads * 4, D, bias=bias)
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q = self.q(x).view(batch, length, self.heads, 4).transpose(1, 2)
+        k, v = (f(x).view(batch, length, self.kv_heads, 4).transpose(1, 2) for f in (self.k, self.v))
+        if self.norm is not None:
+            q, k = self.norm(q), self.norm(k)
+        if self.rotate:
+            q, k = rotary(q, self.rotate), rotary(k, self.rotate)
+        repeats = self.heads // self.kv_heads
+        if repeats > 1:
+            shape = (batch, self.kv_heads, repeats, length, 4)
+            k, v = (value.unsqueeze(2).expand(shape).reshape(batch, self.heads, length, 4) for value in (k, v))
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        return self.o(mixed.transpose(1, 2).reshape(batch, length, -1))
+
+
+def rotary(x: Tensor, style: str) -> Tensor:
+    """Pairs turned by an angle that grows with the position."""
+    angles = torch.arange(x.shape[2])[:, None] * torch.tensor([1.0, 0.1])
+    if style == "halves":
+        cos, sin = (f(torch.cat([angles, angles], -1)) for f in (torch.cos, torch.sin))
+        first, second = x.chunk(2, -1)
+        return x * cos + torch.cat([-second, first], -1) * sin
+    even, odd = x[..., 0::2], x[..., 1::2]
+    turned = (even * angles.cos() - odd * angles.sin(), even * angles.sin() + odd * angles.cos())
+    return torch.stack(turned, -1).flatten(-2)
+
+
+class RMSNorm(nn.Module):
+    """Written by hand, as language models have it."""
+
+    def __init__(self, size: int = D):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float64)
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+class SwiGLU(nn.Module):
+    """A gate and a branch that is multiplied by it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(D, 12), nn.Linear(D, 12), nn.Linear(12, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class MLP(nn.Module):
+    """One hidden layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(D, 12), nn.Linear(12, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(F.gelu(self.first(x)))
+
+
+class Model(nn.Module):
+    """Embeds, adds what branches say about the stream, normalised before or after, and reads the stream."""
+
+    def __init__(self, branches: list[nn.Module], norms: list[nn.Module], style: str = "pre", head: bool = True):
+        super().__init__()
+        self.embed = nn.Linear(3, D)
+        self.branches, self.norms, self.style = nn.ModuleList(branches), nn.ModuleList(norms), style
+        self.last = norms[-1] if len(norms) > len(branches) else nn.Identity()
+        self.head = nn.Linear(D, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        if self.style == "parallel":
+            normed = self.norms[0](x)
+            x = x + sum(branch(normed) for branch in self.branches)
+        else:
+            for branch, norm in zip(self.branches, self.norms, strict=False):
+                x = x + branch(norm(x)) if self.style == "pre" else norm(x + branch(x))
+        return self.head(self.last(x))
+
+
+class Tied(nn.Module):
+    """Tokens whose embedding is also the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, D)
+        self.branch = MLP()
+        self.norm = RMSNorm()
+        self.head = nn.Linear(D, 11, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        return self.head(self.norm(x + self.branch(self.norm(x))))
+
+
+class Function(nn.Module):
+    """Two linear maps with something between them."""
+
+    def __init__(self, between: Any, bias: bool = True):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, D, bias=bias), nn.Linear(D, 2)
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.between(self.first(x)))
+
+
+class LoRA(nn.Module):
+    """A linear layer and a product of two thin ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.a, self.b = nn.Linear(5, 6), nn.Linear(5, 4, bias=False), nn.Linear(4, 6, bias=False)
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.base(x) + 2 * self.b(self.a(x))))
+
+
+class Windows(nn.Module):
+    """Layer norm, tokens shifted and cut into windows, attention, four tokens merged into one: as Swin does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.attention, self.norm = nn.Linear(3, D), Attention(), nn.LayerNorm(D)
+        self.merge, self.reduce = nn.LayerNorm(4 * D), nn.Linear(4 * D, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        batch, height, width, _ = x.shape
+        moved = torch.roll(self.norm(x), (1, 1), (1, 2))
+        windows = moved.view(batch, height // 2, 2, width // 2, 2, D).permute(0, 1, 3, 2, 4, 5).reshape(-1, 4, D)
+        back = self.attention(windows).view(batch, height // 2, width // 2, 2, 2, D).permute(0, 1, 3, 2, 4, 5)
+        x = x + torch.roll(back.reshape(batch, height, width, D), (-1, -1), (1, 2))
+        parts = [x[:, i::2, j::2] for i in (0, 1) for j in (0, 1)]
+        return self.reduce(self.merge(torch.cat(parts, -1)))
+
+
+class ConvNeXt(nn.Module):
+    """A depthwise convolution reads the stream channel by channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.depthwise, self.branch = nn.Conv2d(3, D, 1), nn.Conv2d(D, D, 3, padding=1, groups=D), MLP()
+        self.norm, self.head = nn.LayerNorm(D), nn.Linear(D, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        y = self.branch(self.norm(self.depthwise(x).permute(0, 2, 3, 1)))
+        return self.head(self.norm((x.permute(0, 2, 3, 1) + y).mean((1, 2))))
+
+
+class ConvNet(nn.Module):
+    """Convolutions with batch norms, and two without anything between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.Conv2d(6, 5, 3)
+        self.third, self.head = nn.Conv2d(5, 4, 3), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.third(self.second(torch.relu(self.norm(self.first(x)))))).mean((2, 3)))
+
+
+class Recurrent(nn.Module):
+    """An LSTM between linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.lstm, self.last = nn.Linear(3, 5), nn.LSTM(5, 6, batch_first=True), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.lstm(self.first(x))[0])
+
+
+class WithBuffer(nn.Module):
+    """A fixed table is added to the stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm, self.head = nn.Linear(3, D), nn.LayerNorm(D), nn.Linear(D, 2)
+        self.register_buffer("table", torch.randn(4, D), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.embed(x) + self.table))
+
+
+def with_gains(model: nn.Module) -> nn.Module:
+    """The same model, its gains drawn at random."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.LayerNorm | RMSNorm):
+                module.weight.copy_(torch.rand(module.weight.shape, generator=generator) + 0.5)
+    return model

@@ -1,0 +1,73 @@
+"""Gains are folded into the layers around them, and the function stays as it is."""
+
+import pytest
+import torch
+from torch import nn
+
+import onebasin as ob
+from onebasin.matching.canonical_form import canonicalise
+from tests.basis_networks import MLP, Attention, D, Function, Model, RMSNorm, Tied, with_gains
+
+
+def make(norm: type[nn.Module] = nn.LayerNorm) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    norms = [norm(D) for _ in range(3)]
+    return with_gains(Model([Attention(), MLP()], norms)).eval(), torch.randn(2, 4, 3)
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, RMSNorm])
+def test_gains_become_one_and_the_function_stays(norm):
+    model, x = make(norm)
+    model = model.double()
+    with torch.no_grad():
+        model.norms[0].weight[2] *= -1
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    form = ob.canonical(model, x.double())
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert form.folded == ("norms.0.weight", "norms.1.weight", "norms.2.weight")
+    assert not form.left
+    assert all(bool((form.state[key] == 1).all()) for key in form.folded)
+    expected = model(x.double())
+    model.load_state_dict(form.state)
+    assert torch.allclose(model(x.double()), expected, rtol=1e-10, atol=1e-12)
+    assert "centred" in {b.kind for b in ob.symmetry(model, x.double(), kinds="all").bases.values()} or norm is RMSNorm
+
+
+def test_a_model_without_gains_is_left_alone():
+    model, x = Function(torch.relu), torch.randn(4, 3)
+    form = ob.canonical(model, x)
+    assert (form.folded, form.left) == ((), {})
+    assert all(form.state[key] is value for key, value in model.state_dict(keep_vars=True).items()) or all(
+        torch.equal(form.state[key], value) for key, value in model.state_dict().items()
+    )
+
+
+def test_what_cannot_be_folded_is_left_with_a_reason():
+    torch.manual_seed(0)
+    tied = with_gains(Tied()).eval()
+    form = ob.canonical(tied, torch.randint(0, 11, (2, 4)))
+    assert form.folded == ()
+    assert list(form.left) == ["norm.weight"]
+    assert "norm.weight" in repr(form)
+    model, x = make()
+    with torch.no_grad():
+        model.norms[1].weight[0] = 0
+    form = ob.canonical(model, x)
+    assert form.left == {"norms.1.weight": "some of its entries are zero"}
+    assert form.folded == ("norms.0.weight", "norms.2.weight")
+
+
+def test_a_gain_that_stays_in_one_model_stands_in_the_way_for_all():
+    (a, x), (b, _) = make(), make()
+    with torch.no_grad():
+        b.norms[1].weight[0] = 0
+    copies, symmetry, notes = canonicalise([a, b], x, None)
+    assert sorted(basis.kind for basis in symmetry.bases.values()) == ["linear", "linear"]
+    assert any("norms.1.weight stays" in note for note in notes)
+    assert [copy is model for copy, model in zip(copies, (a, b), strict=True)] == [False, False]
+
+
+def test_states_without_modules_are_refused():
+    model, x = make()
+    with pytest.raises(ValueError, match="give modules"):
+        ob.align(model.state_dict(), to=model, example_inputs=x, kinds="all")

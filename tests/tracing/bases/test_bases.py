@@ -1,0 +1,170 @@
+"""Changes of basis of tiny networks, counted by hand; each is verified in float64 as it is found."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import onebasin as ob
+from onebasin.programs.calls import read_calls
+from onebasin.symmetries.transform import TransformedSymmetry
+from onebasin.symmetries.verification import Different, verify_programs
+from onebasin.tensors.states import read_state
+from onebasin.tracing import trace_calls
+from tests.basis_networks import (
+    MLP,
+    Attention,
+    ConvNet,
+    ConvNeXt,
+    D,
+    Function,
+    LoRA,
+    Model,
+    Recurrent,
+    RMSNorm,
+    SwiGLU,
+    Tied,
+    Windows,
+    WithBuffer,
+    with_gains,
+)
+
+TOKENS, IMAGES, ROWS = (2, 4, 3), (2, 3, 8, 8), (5, 3)
+HEAD = [(4, "linear"), (4, "linear")]
+"""Queries with keys, and values with outputs, of each head."""
+
+
+def layers(count: int) -> list[nn.Module]:
+    return [nn.LayerNorm(D) for _ in range(count)]
+
+
+def drop(x):
+    return F.dropout(x, 0.5, training=True)
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[tuple[int, str]]]] = {
+    "pre-LN": (lambda: Model([Attention(), MLP()], layers(3)), TOKENS, [(D, "centred"), *HEAD]),
+    "pre-LN without biases": (
+        lambda: Model([Attention(bias=False)], [nn.LayerNorm(D, bias=False) for _ in range(2)]),
+        TOKENS,
+        [(D, "centred"), *HEAD],
+    ),
+    "norms without gains": (
+        lambda: Model([Attention()], [nn.LayerNorm(D, elementwise_affine=False) for _ in range(2)]),
+        TOKENS,
+        [(D, "centred"), *HEAD],
+    ),
+    "post-LN": (lambda: Model([Attention(), MLP()], layers(2), style="post"), TOKENS, [(D, "centred"), *HEAD]),
+    "RMSNorm": (lambda: Model([MLP()], [nn.RMSNorm(D), nn.RMSNorm(D)]), TOKENS, [(D, "orthogonal")]),
+    "RMSNorm by hand": (lambda: Model([MLP()], [RMSNorm(), RMSNorm()]), TOKENS, [(D, "orthogonal")]),
+    "QK-norm without a gain": (
+        lambda: Model([Attention(norm=nn.RMSNorm(4, elementwise_affine=False))], layers(2)),
+        TOKENS,
+        [(D, "centred"), (4, "linear"), (4, "orthogonal")],
+    ),
+    "QK-norm with a gain": (
+        lambda: with_gains(Model([Attention(norm=RMSNorm(4))], [nn.Identity(), nn.Identity()])),
+        TOKENS,
+        [(D, "linear"), (4, "linear")],
+    ),
+    "RoPE, halves": (lambda: Model([Attention(rotate="halves")], layers(2)), TOKENS, [(D, "centred"), (4, "linear")]),
+    "RoPE, interleaved": (
+        lambda: Model([Attention(rotate="interleaved")], layers(2)), TOKENS, [(D, "centred"), (4, "linear")]
+    ),
+    "grouped queries": (lambda: Model([Attention(4, 2)], layers(2)), TOKENS, [(D, "centred"), *HEAD]),
+    "multi-query": (lambda: Model([Attention(2, 1)], layers(2)), TOKENS, [(D, "centred"), *HEAD]),
+    "SwiGLU": (lambda: Model([SwiGLU()], [RMSNorm(), RMSNorm()]), TOKENS, [(D, "orthogonal")]),
+    "parallel": (lambda: Model([Attention(), MLP()], layers(1), "parallel"), TOKENS, [(D, "centred"), *HEAD]),
+    "tied embeddings": (Tied, (2, 4), [(D, "orthogonal")]),
+    "windows": (Windows, (2, 4, 4, 3), [(D, "centred"), *HEAD]),
+    "ConvNeXt": (ConvNeXt, IMAGES, []),
+    "convolutions": (ConvNet, IMAGES, [(5, "linear")]),
+    "low rank": (lambda: Function(nn.Identity()), ROWS, [(D, "linear")]),
+    "LoRA": (LoRA, (3, 5), [(4, "linear")]),
+    "LSTM": (Recurrent, TOKENS, []),
+    "weight norm": (lambda: nn.utils.parametrizations.weight_norm(Function(torch.relu).first), ROWS, []),
+    "nothing between": (lambda: nn.Sequential(nn.Linear(3, D), nn.Linear(D, 4), nn.Tanh()), ROWS, [(D, "linear")]),
+    "lengths": (lambda: Function(lambda x: x / x.norm(dim=-1, keepdim=True)), ROWS, [(D, "orthogonal")]),
+    "cosine": (lambda: Function(lambda x: x * x.square().sum(-1, keepdim=True).rsqrt()), ROWS, [(D, "orthogonal")]),
+    "the product with itself": (lambda: Function(lambda x: x / (x * x).mean(-1, keepdim=True)), ROWS, [(D, "orthogonal")]),
+    "the mean taken out": (lambda: Function(lambda x: x - x.mean(-1, keepdim=True)), ROWS, [(D, "centred")]),
+    "trap: gains": (lambda: with_gains(Model([MLP()], layers(2))), TOKENS, []),
+    "trap: a table is added": (WithBuffer, TOKENS, []),
+    "trap: squares": (lambda: Function(torch.square), ROWS, []),
+    "trap: squares of squares": (lambda: Function(lambda x: x / x.square().square().mean(-1, keepdim=True)), ROWS, []),
+    "trap: powers": (lambda: Function(lambda x: x / x.pow(4).mean(-1, keepdim=True)), ROWS, []),
+    "trap: the largest": (lambda: Function(lambda x: x / x.abs().amax(-1, keepdim=True)), ROWS, []),
+    "trap: another norm": (lambda: Function(lambda x: x / x.norm(p=1, dim=-1, keepdim=True)), ROWS, []),
+    "trap: a number is added": (lambda: Function(lambda x: x + 1), ROWS, []),
+    "trap: skips the norm": (lambda: Function(lambda x: F.layer_norm(x, (D,)) + torch.tanh(x)), ROWS, []),
+    "trap: softmax": (lambda: Function(lambda x: x.softmax(-1)), ROWS, []),
+    "trap: sorted": (lambda: Function(lambda x: x.sort(-1).values), ROWS, []),
+    "one unit multiplies all": (lambda: Function(lambda x: x * x[:, :1]), ROWS, [(D - 1, "linear")]),
+    "trap: part of it is normalised": (
+        lambda: Function(lambda x: torch.cat([F.layer_norm(x[:, :4], (4,)), x[:, 4:]], -1)),
+        ROWS,
+        [(4, "centred"), (4, "linear")],
+    ),
+}  # fmt: skip
+
+
+def make(name: str) -> tuple[nn.Module, torch.Tensor]:
+    build, shape, _ = CASES[name]
+    torch.manual_seed(0)
+    x = torch.randint(0, 11, shape) if name == "tied embeddings" else torch.randn(shape)
+    return build().eval(), x
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kinds_counted_by_hand(name):
+    model, x = make(name)
+    symmetry = ob.symmetry(model, x, kinds="all")
+    found = sorted((symmetry.groups[basis.group].size, basis.kind) for basis in symmetry.bases.values())
+    assert found == sorted(CASES[name][2])
+
+
+@pytest.mark.parametrize("name", ["pre-LN", "RMSNorm by hand", "grouped queries", "tied embeddings", "windows", "LoRA"])
+def test_the_function_is_unchanged(name):
+    model, x = make(name)
+    model, x = model.double(), x.double() if x.is_floating_point() else x
+    transform = ob.Transform.random(ob.symmetry(model, x, kinds="all"), torch.Generator().manual_seed(1))
+    before = model(x)
+    model.load_state_dict(transform.apply(model))
+    assert torch.allclose(model(x), before, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", ["linear", "orthogonal"])
+def test_a_kind_that_is_too_free_is_found_out(kind):
+    model, x = make("pre-LN")
+    symmetry = ob.symmetry(model, x, kinds="all")
+    stream = next(basis for basis in symmetry.bases.values() if basis.kind == "centred")
+    wrong = replace(symmetry, bases={stream.name: replace(stream, kind=kind)})
+    _, programs = trace_calls(model, read_calls(x))
+    with pytest.raises(Different, match="embed"):
+        verify_programs(TransformedSymmetry(wrong), programs, read_state(model))
+
+
+def test_readers_take_the_dual_matrix():
+    model, x = make("low rank")
+    (basis,) = ob.symmetry(model, x, kinds="all").bases.values()
+    assert basis.name == "first.weight"
+    assert basis.places == {
+        "first.weight": ((0, 0, False),), "first.bias": ((0, 0, False),), "second.weight": ((1, 0, True),)
+    }  # fmt: skip
+
+
+def test_train_mode_with_dropout_does_not_stand_in_the_way():
+    torch.manual_seed(0)
+    model = Model([nn.Sequential(MLP(), nn.Dropout(0.3))], layers(2)).eval()
+    assert [basis.kind for basis in ob.symmetry(model, torch.randn(TOKENS), kinds="all").bases.values()] == ["centred"]
+    model = Function(drop)
+    assert not ob.symmetry(model.eval(), torch.randn(ROWS), verify=False, kinds="all").bases
+
+
+def test_permutations_are_what_they_are_without_bases():
+    model, x = make("pre-LN")
+    plain, found = ob.symmetry(model, x), ob.symmetry(model, x, kinds="all")
+    assert (plain.groups, plain.layouts, plain.bases) == (found.groups, found.layouts, {})

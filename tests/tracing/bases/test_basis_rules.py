@@ -1,0 +1,44 @@
+"""Single operations between two linear maps: which matrices they let through."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import onebasin as ob
+from tests.basis_networks import D, Function
+
+X = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+
+
+def kinds(between) -> list[str]:
+    torch.manual_seed(0)
+    return [basis.kind for basis in ob.symmetry(Function(between).eval(), X, kinds="all").bases.values()]
+
+
+@pytest.mark.parametrize(
+    ("between", "expected"),
+    [
+        (lambda x: 2 * x, ["linear"]),
+        (lambda x: x / 3, ["linear"]),
+        (lambda x: -x.clone(), ["linear"]),
+        (lambda x: x + x, ["linear"]),
+        (lambda x: x.flip(0), ["linear"]),
+        (lambda x: x[:, None, :].expand(5, 2, D).sum(1), ["linear"]),
+        (lambda x: F.dropout(x, 0.5, training=False), ["linear"]),
+        (lambda x: F.rms_norm(x, (D,)), ["orthogonal"]),
+        (lambda x: F.normalize(x, dim=-1), ["orthogonal"]),
+        (lambda x: x / torch.linalg.vector_norm(x, dim=-1, keepdim=True), ["orthogonal"]),
+        (lambda x: F.layer_norm(x, (D,)), ["centred"]),
+        (lambda x: x + x.mean(-1, keepdim=True), ["centred"]),
+        (lambda x: x / x.mean(-1, keepdim=True), ["centred"]),
+        (lambda x: torch.relu(x), []),
+        (lambda x: x / (1 + x * x), []),
+        (lambda x: x // 2, []),
+        (lambda x: 1 / x, []),
+        (lambda x: x.abs(), []),
+        (lambda x: F.layer_norm(x.view(5, 2, D // 2), (D // 2,)).flatten(1), ["centred"]),
+        (lambda x: x.view(5, 2, D // 2).softmax(1).flatten(1), []),
+    ],
+)  # fmt: skip
+def test_what_an_operation_lets_through(between, expected):
+    assert kinds(between) == expected
