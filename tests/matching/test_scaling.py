@@ -9,6 +9,7 @@ from torch import nn
 import onebasin as ob
 from onebasin.matching.scaling import Scaling
 from onebasin.symmetries import Transform
+from tests.basis_networks import MLP, Attention, D, Model, with_gains
 
 
 def cnn(seed):
@@ -95,3 +96,31 @@ def test_a_symmetry_without_scales_is_refused(data):
     for run in (ob.align, lambda a, b, **options: ob.merge([a, b], **options)):
         with pytest.raises(ValueError, match="has no positive scales"):
             run(cnn(0), cnn(1), symmetry=symmetry, kinds="positive")
+
+
+def test_bases_lower_the_objective_and_keep_the_function():
+    torch.manual_seed(0)
+    networks = [Model([Attention(), MLP()], [nn.LayerNorm(D) for _ in range(3)]).eval() for _ in range(2)]
+    a, b = (with_gains(network) for network in networks)
+    x = torch.randn(64, 4, 3)
+    batches = [(part, part.mean(1).argmax(1).clamp(max=1)) for part in x.split(32)]
+
+    def loss(output, target):
+        return nn.functional.cross_entropy(output.mean(1), target)
+
+    options = {"objective": ob.Midpoint(loss), "data": batches, "kinds": "all"}
+    none = ob.align(b, to=a, **options, scaling=Scaling(steps=0))
+    found = ob.align(b, to=a, **options, scaling=Scaling(steps=20))
+    assert found.cost < none.cost
+    assert sorted(basis.kind for basis in found.permutation.symmetry.bases.values()) == ["centred", "linear", "linear"]
+    assert "gains of norms were folded" in found.notes[0]
+    torch.testing.assert_close(found.model(x), b(x), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(found.target(x), a(x), rtol=1e-3, atol=1e-4)
+    merged = ob.merge([a, b], **options, scaling=Scaling(steps=20))
+    middle = ob.interpolate([found.target, found.model], [0.5, 0.5])
+    for key, value in merged.state_dict().items():
+        torch.testing.assert_close(value, middle[key])
+    exact, moved = (copy.deepcopy(found.target).double() for _ in range(2))
+    exact.load_state_dict({key: value.double() for key, value in ob.canonical(b, x).state.items()})
+    moved.load_state_dict(found.transform.apply(exact))
+    torch.testing.assert_close(moved(x.double()), exact(x.double()), rtol=1e-6, atol=1e-8)

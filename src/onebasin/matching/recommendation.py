@@ -55,6 +55,8 @@ def recommend(
         )
     if has_data:
         return Recommendation((ActivationMatching(),), "there is data, and no objective was named")
+    if symmetry.bases:
+        return Recommendation((WeightMatching(),), "without data it is the one that rotates units")
     if obstacle:
         return Recommendation((WeightMatching(),), obstacle)
     return Recommendation((Sinkhorn(),), "without data it is the best method for networks of this size")

@@ -43,7 +43,7 @@ class Scaling:
     steps: int = 500
     lr: float = 0.05
     limit: float = 2.0
-    basis_lr: float = 0.003
+    basis_lr: float = 0.01
 
     def __post_init__(self) -> None:
         check_count("steps", self.steps, at_least=0)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from onebasin.matching.problem import Problem
+from onebasin.relaxation.plans import plan_shape
 from onebasin.symmetries import Group, Symmetry
-from onebasin.symmetries.layout import Term
+from onebasin.symmetries.layout import Term, names
 from onebasin.symmetries.unrolling import Block, names_to_unroll, unroll
+from onebasin.tensors.states import State
 
 
 def member_blocks(layout: Sequence[Term], members: Mapping[str, Group], *tensors: Tensor) -> Iterator[Block]:
     """The blocks of tensors of one layout that have a member on them, with every axis of a member a single factor."""
-    names = names_to_unroll(members.keys(), {name: group.parents for name, group in members.items()})
-    for block in unroll(layout, names, *tensors):
+    unrolled = names_to_unroll(members.keys(), {name: group.parents for name, group in members.items()})
+    for block in unroll(layout, unrolled, *tensors):
         if any(name in members for name in block.labels):
             yield block
 
@@ -49,3 +53,59 @@ def products(symmetry: Symmetry, target: Tensor, source: Tensor, axes: list[int]
             theirs[axis] = letters[axis].upper()
             result += theirs[axis]
     return torch.einsum(f"{''.join(letters)},{''.join(theirs)}->{result}", target, source)
+
+
+def touched_keys(symmetry: Symmetry, keys: tuple[str, ...], groups: list[Group]) -> list[str]:
+    """The parameters that some groups move."""
+    members = {g.name for g in groups}
+    return [key for key in keys if names(symmetry.layouts[key]) & members]
+
+
+def order_from_anchors(symmetry: Symmetry, sets: list[list[Group]], touched: list[list[str]]) -> list[int]:
+    """Sets of groups in the order in which their scores can be trusted.
+
+    Next comes the set with the largest share of entries in tensors whose other groups are all decided, or that has none.
+    """
+    owners = {group.name: number for number, groups in enumerate(sets) for group in groups}
+    beside = {
+        key: {owners[name] for name in names(symmetry.layouts[key]) if name in owners} for keys in touched for key in keys
+    }
+    sizes = {key: math.prod(term.size for term in symmetry.layouts[key]) for key in beside}
+    order: list[int] = []
+    left = set(range(len(sets)))
+
+    def share(number: int) -> float:
+        decided = sum(sizes[key] for key in touched[number] if not beside[key] & left - {number})
+        return decided / max(sum(sizes[key] for key in touched[number]), 1)
+
+    while left:
+        best = max(sorted(left), key=share)
+        order.append(best)
+        left.remove(best)
+    return order
+
+
+def inner_product(state: State, target: State, keys: list[str] | tuple[str, ...]) -> float:
+    """Of two states, over some of their tensors."""
+    inner = [torch.dot(state[k].reshape(-1), target[k].reshape(-1)).double() for k in keys]
+    return float(torch.stack(inner).sum()) if inner else 0.0
+
+
+def score(problem: Problem, source: State, groups: list[Group], keys: list[str]) -> tuple[dict[str, Tensor], bool]:
+    """For each of some joint groups, the inner products of target and source units, in the shape of its plan.
+
+    Returns:
+        The scores, and whether they are exact: not where a tensor has the groups on it more than once.
+    """
+    symmetry = problem.symmetry
+    members = {g.name: g for g in groups}
+    scores = {g.name: torch.zeros(plan_shape(symmetry, g), dtype=problem.dtype, device=problem.device) for g in groups}
+    exact = True
+    for key in keys:
+        for block in member_blocks(symmetry.layouts[key], members, problem.target[key], source[key]):
+            innermost = innermost_axes(members, block)
+            exact = exact and len(innermost) == 1
+            for axis, chain in innermost.items():
+                target, own = block.tensors
+                scores[block.labels[axis] or ""] += products(symmetry, target, own, chain, block.labels)
+    return scores, exact

@@ -6,8 +6,9 @@ from networks import CASES
 from torch import nn
 
 import onebasin as ob
-from onebasin.matching.methods.weight_matching import WeightMatching, score, sweep
+from onebasin.matching.methods.weight_matching import WeightMatching, sweep
 from onebasin.matching.problem import Problem
+from onebasin.matching.scores import score
 from onebasin.relaxation.objectives import parameter_keys
 from onebasin.tensors.states import read_state
 from tests.matching.planted import X, mlp, pair, planted

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import itertools
 import string
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,14 +19,14 @@ from torch import Tensor, nn
 
 from onebasin.landscape.batches import run_batches
 from onebasin.matching.methods.base import Match, Method, check_count
+from onebasin.matching.methods.basis_matching import CrossProducts, sole_bases
 from onebasin.matching.methods.weight_matching import sweep
 from onebasin.matching.problem import Problem
 from onebasin.matching.scores import innermost_axes, member_blocks, products, reduce_to
 from onebasin.programs.isolation import evaluation_mode
 from onebasin.relaxation.hardening import harden
 from onebasin.relaxation.plans import plan_shape
-from onebasin.symmetries import Basis, Permutation, Site, Symmetry
-from onebasin.symmetries.basis_matrices import complement_of_ones
+from onebasin.symmetries import Site, Symmetry
 from onebasin.symmetries.unrolling import Block
 
 
@@ -70,7 +69,7 @@ class ActivationMatching(Method):
                 scores[name] += correlation
         for name in missing:  # no module returns these units as they are: they are matched by their weights instead
             scores[name] = torch.eye(symmetry.groups[name].size, dtype=torch.float64).expand(scores[name].shape)
-        mixed = {name: _CrossProducts(symmetry, basis, found.values()) for name, basis in _sole_bases(symmetry).items()}
+        mixed = _cross_products(symmetry, found.values())
         for each in mixed.values():
             scores[each.basis.group] = each.scores()
         permutation = harden(symmetry, scores)
@@ -81,53 +80,15 @@ class ActivationMatching(Method):
         return Match(permutation, problem.cost(permutation), converged=True, matrices=matrices)
 
 
-def _sole_bases(symmetry: Symmetry) -> dict[str, Basis]:
-    """The bases of groups that have one basis and a site."""
-    count = Counter(basis.group for basis in symmetry.bases.values())
-    return {n: b for n, b in symmetry.bases.items() if count[b.group] == 1 and symmetry.sites.get(b.group)}
-
-
-class _CrossProducts:
-    """How the units of a group of both networks vary together, where any rotation of them is allowed.
-
-    Of two members of a family the sum of the singular values of their cross products counts, which is what the best
-    rotation of one onto the other reaches.
-    """
-
-    def __init__(self, symmetry: Symmetry, basis: Basis, found: Iterable[_Correlations]):
-        self.symmetry, self.basis = symmetry, basis
-        self.total = torch.zeros(plan_shape(symmetry, symmetry.groups[basis.group]), dtype=torch.float64)
-        for site in found:
-            for moments in site.moments.values():
-                if moments.group == basis.group:
-                    self.total += moments.covariance()
-        if basis.kind == "centred":
-            inside = complement_of_ones(self.total.shape[-1])
-            self.total = (inside @ inside.mT) @ self.total @ (inside @ inside.mT)
-
-    def scores(self) -> Tensor:
-        """For `harden`: each pair of members counts as much as its best rotation; inside, nothing is permuted."""
-        size = self.total.shape[-1]
-        values = torch.linalg.svdvals(self.total).sum(-1) / size
-        return values[..., None, None] * torch.eye(size, dtype=torch.float64)
-
-    def rotations(self, permutation: Permutation) -> Tensor:
-        """The best rotation of each member onto the member of the target that it was paired with."""
-        group = self.symmetry.groups[self.basis.group]
-        chosen = self.total
-        sources = permutation.parent_sources(group)
-        if group.parents:
-            grid = torch.meshgrid(*(torch.arange(self.symmetry.sizes[p]) for p in group.parents), indexing="ij")
-            index: list[Tensor] = []
-            for parent, target, source in zip(group.parents, grid, sources, strict=True):
-                index += [target, source] if parent in self.symmetry.groups else [target]
-            chosen = self.total[tuple(index)]
-        left, _, right = torch.linalg.svd(chosen)
-        if self.basis.kind != "centred":
-            return left @ right
-        inside = complement_of_ones(chosen.shape[-1])
-        left, _, right = torch.linalg.svd(inside.mT @ chosen @ inside)
-        return inside @ left @ right @ inside.mT + torch.full_like(chosen, 1 / chosen.shape[-1])
+def _cross_products(symmetry: Symmetry, found: Iterable[_Correlations]) -> dict[str, CrossProducts]:
+    """How units that may be rotated vary together, by the names of their bases."""
+    result = {}
+    moments = [each for site in found for each in site.moments.values()]
+    for name, basis in sole_bases(symmetry).items():
+        mine = [each.covariance() for each in moments if each.group == basis.group]
+        if mine:
+            result[name] = CrossProducts(symmetry, basis, torch.stack(mine).sum(0))
+    return result
 
 
 def _collect(network: nn.Module, sites: set[Site], batch: Any) -> dict[Site, Tensor]:

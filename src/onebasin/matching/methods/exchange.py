@@ -25,8 +25,8 @@ from torch import Tensor
 
 from onebasin.descent.cuda_graphs import CapturedStep
 from onebasin.matching.methods.base import Match, Method, check_count, check_number
-from onebasin.matching.methods.weight_matching import score
 from onebasin.matching.problem import Problem
+from onebasin.matching.scores import score
 from onebasin.relaxation.hardening import carry_to_parents
 from onebasin.symmetries import Group, Permutation
 from onebasin.symmetries.layout import names

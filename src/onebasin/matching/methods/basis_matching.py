@@ -1,0 +1,113 @@
+"""Rotations of units that bring two networks together: the best one in closed form, for one group at a time.
+
+Of all orthogonal matrices M, U V^T raises the inner product of target and M source most, where U and V are the singular
+vectors of the cross products of their units (Procrustes). The sum of the singular values is what it reaches: by that members
+of a family, such as heads, are paired.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor
+
+from onebasin.matching.problem import Problem
+from onebasin.matching.scores import inner_product, order_from_anchors, score, touched_keys
+from onebasin.relaxation.hardening import harden, joint_groups
+from onebasin.symmetries import Basis, Permutation, Symmetry, Transform
+from onebasin.symmetries.basis_matrices import complement_of_ones
+from onebasin.symmetries.layout import names
+
+
+def sole_bases(symmetry: Symmetry) -> dict[str, Basis]:
+    """The bases of groups that have no other basis, by name."""
+    count = Counter(basis.group for basis in symmetry.bases.values())
+    return {name: basis for name, basis in symmetry.bases.items() if count[basis.group] == 1}
+
+
+class CrossProducts:
+    """Cross products of the units of a group that may be rotated, target times source, in the shape of its plan."""
+
+    def __init__(self, symmetry: Symmetry, basis: Basis, total: Tensor):
+        self.symmetry, self.basis = symmetry, basis
+        self.total = total.double().cpu()
+        if basis.kind == "centred":
+            inside = complement_of_ones(total.shape[-1])
+            self.total = inside @ (inside.mT @ self.total @ inside) @ inside.mT
+
+    def scores(self) -> Tensor:
+        """For `harden`: each pair of members counts as much as its best rotation; inside, nothing is permuted."""
+        size = self.total.shape[-1]
+        values = torch.linalg.svdvals(self.total).sum(-1) / size
+        return values[..., None, None] * torch.eye(size, dtype=torch.float64)
+
+    def rotations(self, permutation: Permutation) -> Tensor:
+        """The best rotation of each member onto the member of the target that it was paired with."""
+        group = self.symmetry.groups[self.basis.group]
+        chosen = self.total
+        if group.parents:
+            grid = torch.meshgrid(*(torch.arange(self.symmetry.sizes[p]) for p in group.parents), indexing="ij")
+            index: list[Tensor] = []
+            for parent, target, source in zip(group.parents, grid, permutation.parent_sources(group), strict=True):
+                index += [target, source] if parent in self.symmetry.groups else [target]
+            chosen = self.total[tuple(index)]
+        if self.basis.kind != "centred":
+            return _rotation(chosen)
+        inside = complement_of_ones(chosen.shape[-1])
+        return inside @ _rotation(inside.mT @ chosen @ inside) @ inside.mT + 1 / chosen.shape[-1]
+
+
+def _rotation(products: Tensor) -> Tensor:
+    left, _, right = torch.linalg.svd(products)
+    return left @ right
+
+
+def sweep_with_bases(problem: Problem, max_sweeps: int) -> tuple[Permutation, dict[str, Tensor], bool]:
+    """Raise the inner product of the weights by permutations and rotations, from the identity.
+
+    In the first sweep a group is judged by the tensors whose other groups have been decided, where there are any.
+
+    Returns:
+        A permutation, the matrices that follow it, and whether the last sweep changed nothing.
+    """
+    symmetry = problem.symmetry
+    bases = sole_bases(symmetry)
+    sets = joint_groups(symmetry)
+    touched = [touched_keys(symmetry, problem.keys, groups) for groups in sets]
+    total, current = Transform(symmetry.identity(), {}), problem.source.load()
+    decided: set[str] = set()
+    for number_of_sweep in range(max_sweeps):
+        num_moved = 0
+        for done, number in enumerate(order_from_anchors(symmetry, sets, touched)):
+            problem.progress(f"sweep {number_of_sweep + 1}", done, len(sets))
+            groups, keys = sets[number], touched[number]
+            judged = _trusted(symmetry, keys, decided | {g.name for g in groups}) if number_of_sweep == 0 else keys
+            scores, _ = score(problem, current, groups, judged)
+            decided |= {group.name for group in groups}
+            update = _decide(symmetry, {n: b for n, b in bases.items() if b.group in scores}, scores)
+            after = update.apply(current)
+            before = inner_product(current, problem.target, keys)
+            if inner_product(after, problem.target, keys) > before + 1e-11 * abs(before) or number_of_sweep == 0:
+                num_moved, total, current = num_moved + 1, update @ total, after
+        inner = inner_product(current, problem.target, problem.keys)
+        problem.report({"sweep": number_of_sweep, "moved": num_moved, "inner": inner})
+        if not num_moved:
+            return total.permutation, total.matrices, True
+    return total.permutation, total.matrices, False
+
+
+def _trusted(symmetry: Symmetry, keys: list[str], decided: Collection[str]) -> list[str]:
+    """The tensors on which no other groups are left to decide; all if there are none."""
+    return [key for key in keys if names(symmetry.layouts[key]) & symmetry.groups.keys() <= set(decided)] or keys
+
+
+def _decide(symmetry: Symmetry, bases: Mapping[str, Basis], scores: Mapping[str, Tensor]) -> Transform:
+    """The best permutation of some groups, and the best rotations after it."""
+    mixed = {name: CrossProducts(symmetry, basis, scores[basis.group]) for name, basis in bases.items()}
+    replaced = {each.basis.group: each.scores() for each in mixed.values()}
+    groups = [symmetry.groups[name] for name in scores]
+    found = {name: replaced.get(name, value.double().cpu()) for name, value in scores.items()}
+    permutation = harden(symmetry, found, groups)
+    return Transform(permutation, {}, {name: each.rotations(permutation) for name, each in mixed.items()})

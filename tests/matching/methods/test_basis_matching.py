@@ -1,0 +1,79 @@
+"""Rotations are found in closed form, heads are paired whatever their bases are."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import onebasin as ob
+from onebasin.matching.methods.basis_matching import CrossProducts, sole_bases
+from onebasin.symmetries import Basis
+from tests.basis_networks import MLP, Attention, D, Model, RMSNorm
+
+
+class Tokens(nn.Module):
+    """Reads tokens, so that its stream is told by many vectors."""
+
+    def __init__(self, norm: type[nn.Module]):
+        super().__init__()
+        self.inner = Model([Attention(), MLP()], [norm(D) for _ in range(3)])
+        self.inner.embed = nn.Embedding(40, D)
+        self.inner.head = nn.Linear(D, 40)
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def plant(norm: type[nn.Module]) -> tuple[nn.Module, nn.Module, torch.Tensor]:
+    """A model, and the same one with units permuted and rotated at random."""
+    torch.manual_seed(0)
+    model, x = Tokens(norm).double().eval(), torch.randint(0, 40, (2, 5))
+    symmetry = ob.symmetry(model, x, kinds="all")
+    drawn = ob.Transform.random(symmetry, torch.Generator().manual_seed(1))
+    matrices = {n: torch.linalg.qr(m).Q if symmetry.bases[n].kind == "linear" else m for n, m in drawn.matrices.items()}
+    moved = copy.deepcopy(model)
+    moved.load_state_dict(ob.Transform(drawn.permutation, {}, matrices).apply(model))
+    return model, moved, x
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, RMSNorm])
+def test_planted_rotations_are_undone_without_data(norm):
+    model, moved, x = plant(norm)
+    found = ob.align(moved, to=model, example_inputs=x, kinds="all", scaling=ob.Scaling(steps=0))
+    assert found.method == "weight-matching"
+    assert found.start_cost > 10
+    assert found.cost < 1e-9 * found.start_cost
+    assert len(found.matrices) == 3
+
+
+def test_planted_rotations_are_undone_from_activations():
+    model, moved, _ = plant(RMSNorm)
+    data = [torch.randint(0, 40, (16, 5), generator=torch.Generator().manual_seed(n)) for n in range(4)]
+    found = ob.align(moved, to=model, data=data, kinds="all", scaling=ob.Scaling(steps=0))
+    assert found.method == "activation-matching"
+    assert found.cost < 1e-6 * found.start_cost
+
+
+def test_members_of_a_family_are_paired_by_what_rotations_reach():
+    symmetry = ob.symmetry(Tokens(RMSNorm).eval(), torch.randint(0, 40, (2, 5)), kinds="all")
+    basis = next(b for b in sole_bases(symmetry).values() if symmetry.groups[b.group].parents)
+    generator = torch.Generator().manual_seed(0)
+    turns = torch.linalg.qr(torch.randn(2, 4, 4, generator=generator, dtype=torch.float64)).Q
+    total = torch.zeros(2, 2, 4, 4, dtype=torch.float64)
+    total[0, 1], total[1, 0] = turns  # each is the other's turned copy
+    found = CrossProducts(symmetry, basis, total)
+    assert found.scores()[0, 1].trace() == pytest.approx(4)
+    assert found.scores()[0, 0].trace() == pytest.approx(0)
+    (parent,) = symmetry.groups[basis.group].parents
+    permutation = symmetry.identity()
+    permutation.indices[parent] = torch.tensor([1, 0])
+    torch.testing.assert_close(found.rotations(permutation), turns)
+
+
+def test_groups_with_several_bases_are_left_out():
+    symmetry = ob.symmetry(Tokens(RMSNorm).eval(), torch.randint(0, 40, (2, 5)), kinds="all")
+    stream = next(b for b in symmetry.bases.values() if b.kind == "orthogonal")
+    both = {**symmetry.bases, "more": Basis("more", stream.group, "linear", {})}
+    assert stream.name not in sole_bases(replace(symmetry, bases=both))
