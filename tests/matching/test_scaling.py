@@ -123,4 +123,4 @@ def test_bases_lower_the_objective_and_keep_the_function():
     exact, moved = (copy.deepcopy(found.target).double() for _ in range(2))
     exact.load_state_dict({key: value.double() for key, value in ob.canonical(b, x).state.items()})
     moved.load_state_dict(found.transform.apply(exact))
-    torch.testing.assert_close(moved(x.double()), exact(x.double()), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(moved(x.double()), exact(x.double()), rtol=1e-9, atol=1e-11)

@@ -76,14 +76,16 @@ def learn_transform(problem: Problem, options: Scaling, start: Mapping[str, Tens
         for name, basis in symmetry.bases.items()
     }
 
+    tied = {key for keys in symmetry.ties for key in keys[1:]}  # `substitute` puts the first of them in their place
+
     def bound() -> dict[str, Tensor]:
         bounded = {name: options.limit * torch.tanh(value / options.limit) for name, value in raw.items()}
         return {name: value - value.mean(-1, keepdim=True) for name, value in bounded.items()}
 
     def transform(logarithms: Mapping[str, Tensor], plans: Mapping[str, Tensor]) -> StateDict:
-        live: dict[str, Tensor] = {key: scaled.scale(key, source[key], logarithms) for key in scaled.keys}
+        live: dict[str, Tensor] = {key: scaled.scale(key, source[key], logarithms) for key in scaled.keys if key not in tied}
         if plans:
-            live |= mixed.mix_with({**source, **live}, plans)
+            live |= mixed.mix_with({key: value for key, value in {**source, **live}.items() if key not in tied}, plans)
         # Statistics of batch norms follow, but nothing is differentiated in them: a norm in train mode writes into them.
         return problem.substitute(source, {key: v if key in learned else v.detach() for key, v in live.items()})
 
@@ -93,7 +95,8 @@ def learn_transform(problem: Problem, options: Scaling, start: Mapping[str, Tens
     def capture() -> Learned:
         with torch.no_grad():
             found = bound()
-            matrices = {name: basis.matrices()[0] for name, basis in bases.items()}
+            # In float64 a rotation is one to rounding, so that the function is the same to rounding.
+            matrices = {name: basis.matrices(torch.float64)[0] for name, basis in bases.items()}
             return Learned(found, matrices, problem.cost_of(transform(found, plans())))
 
     best = Learned({name: value.detach().clone() for name, value in raw.items()}, {}, problem.cost_of(source))
@@ -137,18 +140,21 @@ class _LearnedBasis:
         size = shape[-1] - 1 if basis.kind == "centred" else shape[-1]
         self.generator = torch.zeros((*shape[:-2], size, size), device=device, requires_grad=True)
         first = torch.eye(shape[-1], dtype=torch.float64).expand(shape) if start is None else start.double().cpu()
-        self._first = [matrix.float().to(device) for matrix in (first, torch.linalg.inv(first).mT)]
-        self._rest = complement_of_ones(shape[-1]).float().to(device) if basis.kind == "centred" else None
+        self._first = {}
+        for dtype in (torch.float32, torch.float64):
+            self._first[dtype] = [m.to(device, dtype) for m in (first, torch.linalg.inv(first).mT)]
+        self._inside = complement_of_ones(shape[-1]).to(device)
 
-    def matrices(self) -> tuple[Tensor, Tensor]:
-        made = self.generator
+    def matrices(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        made = self.generator.to(dtype)
         if self.basis.kind != "linear":
             made = made - made.mT
-        if self._rest is not None:
-            made = self._rest @ made @ self._rest.mT
+        if self.basis.kind == "centred":
+            inside = self._inside.to(dtype)
+            made = inside @ made @ inside.mT
         grown = torch.linalg.matrix_exp(made)
         opposite = grown if self.basis.kind != "linear" else torch.linalg.matrix_exp(-made.mT)
-        return grown @ self._first[0], opposite @ self._first[1]
+        return grown @ self._first[dtype][0], opposite @ self._first[dtype][1]
 
     def plans(self) -> dict[str, Tensor]:
         return pair(self.basis.name, *self.matrices())
