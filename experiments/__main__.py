@@ -19,6 +19,7 @@ EXPERIMENTS = {
     "figures": "the loss plane and the permutation matrices",
     "depth": "VGG11-19, ResNet-20 and a vision transformer on CIFAR-10",
     "many": "three and five of those networks merged at once",
+    "transformers": "a ViT and two language models, aligned by every kind of symmetry",
     "soft": "the soft midpoint as a merge, against fine-tuning",
     "deep": "networks trained by the recipes of the published results on merging, on CIFAR-10",
 }

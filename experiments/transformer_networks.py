@@ -1,0 +1,299 @@
+"""Small transformers by the recipes of GLMC (NeurIPS 2025), and their training: a ViT on CIFAR-10, two language models.
+
+The ViT reads patches of 4 x 4 pixels, has learned positions and averages its tokens. The language models read Tiny
+Shakespeare in a byte-level BPE of 1,024 tokens that is trained on its training part; "gpt" has layer norms and learned
+positions, "llama" RMS norms, rotary positions, grouped queries and SwiGLU. Heads are not tied to embeddings. On a GPU a step
+is one CUDA graph.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from experiments.anchor_networks import augment
+from experiments.frame import identify
+from onebasin import datasets
+from onebasin.tensors.files import write_atomically
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A network and how it is trained: AdamW, warm-up over a twentieth of the steps, then half a cosine.
+
+    Attributes:
+        network: "vit", "gpt" or "llama".
+        width: of the residual stream.
+        num_blocks: attention and MLP each.
+        num_heads: of attention; "llama" has half as many for keys and values.
+        hidden: units of an MLP.
+        steps: of the optimiser.
+        batch: images, or pieces of text.
+        rate: the highest.
+        weight_decay: of AdamW.
+        dropout: in train mode.
+        context: tokens of a piece of text.
+    """
+
+    network: str
+    width: int = 256
+    num_blocks: int = 6
+    num_heads: int = 8
+    hidden: int = 512
+    steps: int = 58_500
+    batch: int = 128
+    rate: float = 3e-4
+    weight_decay: float = 1e-3
+    dropout: float = 0.1
+    context: int = 256
+
+
+RECIPES = {
+    "vit": Recipe("vit"),
+    "gpt": Recipe("gpt", num_heads=4, hidden=1024, steps=3000, batch=32, weight_decay=0.01),
+    "llama": Recipe("llama", num_heads=4, hidden=704, steps=3000, batch=32, weight_decay=0.01),
+}
+VOCABULARY = 1024
+
+
+class Attention(nn.Module):
+    """Self-attention; causal, with rotary positions and grouped queries if asked for."""
+
+    def __init__(self, width: int, num_heads: int, num_kv: int, causal: bool, rotary: bool, bias: bool, dropout: float):
+        super().__init__()
+        self.num_heads, self.num_kv, self.causal, self.rotary = num_heads, num_kv, causal, rotary
+        size = width // num_heads
+        self.q, self.o = nn.Linear(width, width, bias=bias), nn.Linear(width, width, bias=bias)
+        self.k, self.v = (nn.Linear(width, num_kv * size, bias=bias) for _ in range(2))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens to tokens."""
+        batch, length, width = x.shape
+        size = width // self.num_heads
+        q = self.q(x).view(batch, length, self.num_heads, size).transpose(1, 2)
+        k, v = (f(x).view(batch, length, self.num_kv, size).transpose(1, 2) for f in (self.k, self.v))
+        if self.rotary:
+            q, k = turn(q), turn(k)
+        if self.num_kv < self.num_heads:
+            shape = (batch, self.num_kv, self.num_heads // self.num_kv, length, size)
+            k, v = (value.unsqueeze(2).expand(shape).reshape(batch, self.num_heads, length, size) for value in (k, v))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return self.dropout(self.o(mixed.transpose(1, 2).reshape(batch, length, width)))
+
+
+def turn(x: Tensor) -> Tensor:
+    """Rotary positions: pairs of units half a head apart, turned by an angle that grows with the position."""
+    half = x.shape[-1] // 2
+    rates = 10_000.0 ** (-torch.arange(half, device=x.device) / half)
+    angles = torch.arange(x.shape[-2], device=x.device)[:, None] * rates
+    cos, sin = (f(torch.cat([angles, angles], -1)).to(x.dtype) for f in (torch.cos, torch.sin))
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+
+
+class MLP(nn.Module):
+    """GELU between two layers."""
+
+    def __init__(self, width: int, hidden: int, dropout: float):
+        super().__init__()
+        self.first, self.second, self.dropout = nn.Linear(width, hidden), nn.Linear(hidden, width), nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens to tokens."""
+        return self.dropout(self.second(F.gelu(self.first(x))))
+
+
+class SwiGLU(nn.Module):
+    """A gate times a branch."""
+
+    def __init__(self, width: int, hidden: int, dropout: float):
+        super().__init__()
+        self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
+        self.down, self.dropout = nn.Linear(hidden, width, bias=False), nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens to tokens."""
+        return self.dropout(self.down(F.silu(self.gate(x)) * self.up(x)))
+
+
+class Transformer(nn.Module):
+    """Blocks with norms in front of attention and MLP, between an embedding and a head."""
+
+    def __init__(self, recipe: Recipe):
+        super().__init__()
+        self.reads_images = recipe.network == "vit"
+        is_llama = recipe.network == "llama"
+        width, dropout = recipe.width, recipe.dropout
+        if self.reads_images:
+            self.embed: nn.Module = nn.Conv2d(3, width, 4, 4)
+        else:
+            self.embed = nn.Embedding(VOCABULARY, width)
+        length = 64 if self.reads_images else recipe.context
+        self.positions = None if is_llama else nn.Parameter(0.02 * torch.randn(length, width))
+        make_norm: Callable[[], nn.Module] = (lambda: nn.RMSNorm(width)) if is_llama else (lambda: nn.LayerNorm(width))
+        make_mlp = SwiGLU if is_llama else MLP
+        num_kv = recipe.num_heads // 2 if is_llama else recipe.num_heads
+        heads = (recipe.num_heads, num_kv, not self.reads_images, is_llama, not is_llama, dropout)
+        self.mixers = nn.ModuleList(Attention(width, *heads) for _ in range(recipe.num_blocks))
+        self.mlps = nn.ModuleList(make_mlp(width, recipe.hidden, dropout) for _ in range(recipe.num_blocks))
+        self.norms = nn.ModuleList(make_norm() for _ in range(2 * recipe.num_blocks))
+        self.last, self.head = make_norm(), nn.Linear(width, 10 if self.reads_images else VOCABULARY, bias=self.reads_images)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images to class scores, or tokens to the scores of the tokens that follow."""
+        x = self.embed(x)
+        if self.reads_images:
+            x = x.flatten(2).transpose(1, 2)
+        if self.positions is not None:
+            x = x + self.positions[: x.shape[1]]
+        x = self.dropout(x)
+        for number, (mixer, mlp) in enumerate(zip(self.mixers, self.mlps, strict=True)):
+            x = x + mixer(self.norms[2 * number](x))
+            x = x + mlp(self.norms[2 * number + 1](x))
+        x = self.last(x)
+        return self.head(x.mean(1) if self.reads_images else x)
+
+
+def loss(output: Tensor, target: Tensor) -> Tensor:
+    """Cross entropy, over all positions of a text."""
+    return F.cross_entropy(output.flatten(0, -2), target.flatten())
+
+
+def load_data(network: str, split: str, device: str, context: int = 256) -> tuple[Tensor, Tensor]:
+    """CIFAR-10 with zero mean and unit deviation; or pieces of text, and the tokens that follow each of theirs."""
+    if network == "vit":
+        images, labels = datasets.cifar10(split)  # type: ignore[arg-type]
+        mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((125.3, 123.0, 113.9), (63.0, 62.1, 66.7)))
+        return ((images.float() - mean) / std).to(device), labels.to(device)
+    tokens = _encode()[split].to(device)
+    count = (len(tokens) - 1) // context
+    pieces = [tokens[start : start + count * context].view(count, context) for start in (0, 1)]
+    return pieces[0], pieces[1]
+
+
+def _encode() -> dict[str, Tensor]:
+    """The tokens of Tiny Shakespeare, nine tenths for training and the last twentieth for tests."""
+    folder = Path(os.environ.get("ONEBASIN_DATA", "."))
+    stored = Path("experiments-output/shakespeare.json")
+    if not stored.is_file():
+        from tokenizers import ByteLevelBPETokenizer
+
+        text = gzip.decompress((folder / "tinyshakespeare" / "input.txt.gz").read_bytes()).decode()
+        cuts = int(0.9 * len(text)), int(0.95 * len(text))
+        tokenizer = ByteLevelBPETokenizer()
+        tokenizer.train_from_iterator([text[: cuts[0]]], vocab_size=VOCABULARY)
+        parts = {"train": text[: cuts[0]], "test": text[cuts[1] :]}
+        stored.parent.mkdir(parents=True, exist_ok=True)
+        found = {name: tokenizer.encode(part).ids for name, part in parts.items()}
+        write_atomically(stored, lambda path: path.write_text(json.dumps(found)))
+    return {name: torch.tensor(ids) for name, ids in json.loads(stored.read_text()).items()}
+
+
+class Training:
+    """One network on its way; a step needs nothing from the host, so that a CUDA graph can hold it."""
+
+    def __init__(self, recipe: Recipe, seed: int, data: tuple[Tensor, Tensor]):
+        torch.manual_seed(seed)
+        self.recipe, (self.inputs, self.targets) = recipe, data
+        device = self.inputs.device
+        self.on_gpu = device.type == "cuda"
+        self.model = Transformer(recipe).to(device).train()
+        warm = recipe.steps / 20
+        self.rates = torch.tensor(
+            [recipe.rate * min((n + 1) / warm, (1 + math.cos(math.pi * n / recipe.steps)) / 2) for n in range(recipe.steps)],
+            device=device,
+        )
+        self.rate, self.position = torch.zeros((), device=device), torch.zeros(1, dtype=torch.long, device=device)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), self.rate, weight_decay=recipe.weight_decay, fused=self.on_gpu, capturable=self.on_gpu
+        )
+        self.stream = torch.cuda.Stream(device) if self.on_gpu else None
+
+    def step(self) -> None:
+        """One step of AdamW on a batch that is drawn at random."""
+        self.rate.copy_(self.rates[self.position].squeeze(0))
+        self.position += 1
+        index = torch.randint(0, len(self.inputs), (self.recipe.batch,), device=self.inputs.device)
+        cost = (_compiled_cost if self.on_gpu else _cost)(self.model, self.inputs[index], self.targets[index])
+        self.optimizer.zero_grad(set_to_none=True)
+        cost.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+
+    def make_replay(self) -> Callable[[], None]:
+        """A step as a graph; on the CPU the step itself."""
+        if self.stream is None:
+            return self.step
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            for _ in range(3):
+                self.step()
+            self.position.zero_()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self.stream):
+                self.step()
+        return graph.replay
+
+
+def _cost(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Of a batch, images augmented anew; on a GPU in bfloat16."""
+    x = jitter(augment(inputs)) if inputs.is_floating_point() else inputs
+    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=inputs.is_cuda):
+        return loss(model(x), targets)
+
+
+_compiled_cost = torch.compile(_cost, fullgraph=True, dynamic=False)
+
+
+def jitter(images: Tensor, strength: float = 0.4) -> Tensor:
+    """Brightness, contrast and saturation of each image changed at random."""
+    factors = 1 + strength * (2 * torch.rand(3, len(images), 1, 1, 1, device=images.device) - 1)
+    images = images * factors[0]
+    mean = images.mean((1, 2, 3), keepdim=True)
+    images = mean + (images - mean) * factors[1]
+    grey = images.mean(1, keepdim=True)
+    return grey + (images - grey) * factors[2]
+
+
+def train_side_by_side(recipe: Recipe, seeds: Sequence[int], data: tuple[Tensor, Tensor]) -> list[nn.Module]:
+    """Networks of one recipe, one per seed, in eval mode; on a GPU each on a stream of its own."""
+    runs = [Training(recipe, seed, data) for seed in seeds]
+    replays = [run.make_replay() for run in runs]
+    for _ in range(recipe.steps):
+        for run, replay in zip(runs, replays, strict=True):
+            with torch.cuda.stream(run.stream):
+                replay()
+    if data[0].is_cuda:
+        torch.cuda.synchronize()
+    return [run.model.eval() for run in runs]
+
+
+def trained_networks(recipe: Recipe, seeds: Sequence[int], device: str) -> list[nn.Module]:
+    """`train_side_by_side`, or what an earlier call with the same arguments has stored under ``experiments-output``."""
+    paths = {}
+    for seed in seeds:
+        described = identify({**asdict(recipe), "seed": seed})
+        paths[seed] = Path("experiments-output/transformers", f"{hashlib.sha256(described.encode()).hexdigest()[:16]}.pt")
+    missing = [seed for seed in seeds if not paths[seed].is_file()]
+    if missing:
+        data = load_data(recipe.network, "train", device, recipe.context)
+        for seed, model in zip(missing, train_side_by_side(recipe, missing, data), strict=True):
+            paths[seed].parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(paths[seed], lambda path, model=model: torch.save(model.state_dict(), path))
+    models = []
+    for seed in seeds:
+        model = Transformer(recipe).to(device)
+        model.load_state_dict(torch.load(paths[seed], map_location=device, weights_only=True))
+        models.append(model.eval())
+    return models

@@ -1,0 +1,154 @@
+"""Transformers that were trained apart, aligned by every kind of symmetry: the barrier on the line between them.
+
+GLMC (NeurIPS 2025) reaches a barrier of zero with a merged network that is larger than its parents; here the architecture
+and the number of parameters stay, and the function of the end is unchanged.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import onebasin as ob
+from experiments.anchor_networks import augment
+from experiments.transformer_networks import RECIPES, load_data, loss, trained_networks
+
+METHODS = {
+    "naive": "as they are",
+    "wm": "weight matching, permutations",
+    "am": "activation matching, permutations",
+    "auto": "the default, permutations learned",
+    "wm-all": "weight matching, all kinds (no data)",
+    "am-all": "activation matching, all kinds",
+    "wm-all+learned": "weight matching, all kinds learned",
+    "am-all+learned": "activation matching, all kinds learned",
+}
+PUBLISHED = {"vit": "0.36 / 0.45 / 0.00", "gpt": "0.34 / 0.63 / 0.02", "llama": ""}
+"""GLMC: by weights / permutations learned / all learned, in a larger network."""
+NUM_POINTS = 11
+
+
+def configs(quick: bool) -> list[dict[str, Any]]:
+    """A trial is one pair of one network by one method."""
+    return [
+        {"network": network, "seeds": list(pair), "method": method, "steps": 5 if quick else 1500, "quick": quick}
+        for network in (("gpt",) if quick else RECIPES)
+        for pair in ((0, 1), (1, 2), (2, 0))[: 1 if quick else 3]
+        for method in METHODS
+    ]
+
+
+def run(config: dict[str, Any], device: str) -> dict[str, Any]:
+    """Align the second network to the first; the loss on the line on training and test data."""
+    recipe = RECIPES[config["network"]]
+    if config["quick"]:
+        recipe = replace(recipe, width=32, num_blocks=2, num_heads=4, hidden=32, steps=20, batch=8, context=16)
+    target, source = trained_networks(recipe, config["seeds"], device)
+    train, test = (load_data(recipe.network, split, device, recipe.context) for split in ("train", "test"))
+    size = 500 if recipe.network == "vit" else 64
+    batches = list(zip(*(part[: 100 * size].split(size) for part in train), strict=True))
+    begin = time.perf_counter()
+    found = _align(config, source, target, batches)
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - begin
+    first, second = (target, source) if found is None else (found.target, found.model)
+    result: dict[str, Any] = {"seconds": seconds, "change": 0.0 if found is None else _change(source, found.model, test[0])}
+    for name, (inputs, targets) in {"train": batches[0], "test": test}.items():
+        path = ob.linear_path(first, second, lambda m, x=inputs, y=targets: _evaluate(m, x, y), NUM_POINTS)
+        result[name] = {"weights": path.weights, "barrier": path.barrier, **path.metrics}
+    return result
+
+
+def _align(
+    config: dict[str, Any], source: nn.Module, target: nn.Module, batches: list[tuple[Tensor, Tensor]]
+) -> ob.Alignment | None:
+    method, _, then = config["method"].partition("+")
+    if method == "naive":
+        return None
+    line = ob.RandomPoint(loss, low=0.4, high=0.6)
+    options: dict[str, Any] = {"example_inputs": batches[0][0][:2], "seed": 0}
+    if method == "auto":
+        return ob.align(source, to=target, objective=ob.Midpoint(loss), data=batches, **options)
+    if method.startswith("am"):
+        options |= {"method": ob.ActivationMatching(num_batches=20), "data": batches}
+    else:
+        options["method"] = "weight-matching"
+    if method.endswith("-all"):
+        options |= {"kinds": "all", "scaling": ob.Scaling(steps=config["steps"] if then else 0)}
+    if then:
+        options |= {"objective": line, "data": _Shuffled(batches)}
+    return ob.align(source, to=target, **options)
+
+
+class _Shuffled:
+    """Batches in another order each time they are read, images augmented anew."""
+
+    def __init__(self, batches: list[tuple[Tensor, Tensor]]):
+        self.batches = batches
+
+    def __iter__(self):
+        for number in torch.randperm(len(self.batches)).tolist():
+            inputs, targets = self.batches[number]
+            yield augment(inputs) if inputs.is_floating_point() else inputs, targets
+
+
+@torch.no_grad()
+def _evaluate(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, float]:
+    total = right = 0.0
+    for x, y in zip(inputs.split(500), targets.split(500), strict=True):
+        output = model(x)
+        total += float(loss(output, y)) * len(x)
+        right += float((output.argmax(-1) == y).float().mean()) * len(x)
+    return {"loss": total / len(inputs), "accuracy": right / len(inputs)}
+
+
+@torch.no_grad()
+def _change(before: nn.Module, after: nn.Module, inputs: Tensor) -> float:
+    """How far the function of the end has moved, relative to its outputs, in the networks' own precision."""
+    first, second = (model(inputs[:64]) for model in (before, after))
+    return float((first - second).abs().max() / first.abs().max())
+
+
+def draw(records: list[dict[str, Any]], folder: Path) -> None:
+    """One table: a row per network and method, means over pairs."""
+    lines = [
+        "# Transformers that were trained apart",
+        "",
+        "Test barrier (the loss on the line above the line between the losses of the ends), and accuracy half way.",
+        "Published: GLMC by weights / permutations learned / all learned, the last in a network that grows.",
+        "",
+        "| network | published | method | ends | test barrier | each pair | train barrier | accuracy, ends | half way "
+        "| seconds |",
+        "|---" * 10 + "|",
+    ]
+    for network in RECIPES:
+        for method, label in METHODS.items():
+            same = [r["result"] for r in records if (r["config"]["network"], r["config"]["method"]) == (network, method)]
+            if not same:
+                continue
+            test = [result["test"] for result in same]
+            numbers = {
+                "ends": [loss for t in test for loss in (t["loss"][0], t["loss"][-1])],
+                "barrier": [t["barrier"] for t in test],
+                "train": [result["train"]["barrier"] for result in same],
+                "sure": [a for t in test for a in (t["accuracy"][0], t["accuracy"][-1])],
+                "middle": [t["accuracy"][NUM_POINTS // 2] for t in test],
+                "seconds": [result["seconds"] for result in same],
+            }
+            means = {name: sum(values) / len(values) for name, values in numbers.items()}
+            each = ", ".join(f"{value:.3f}" for value in numbers["barrier"])
+            lines.append(
+                f"| {network} | {PUBLISHED[network]} | {label} | {means['ends']:.3f} | {means['barrier']:.3f} | {each} "
+                f"| {means['train']:.3f} | {means['sure']:.2%} | {means['middle']:.2%} | {means['seconds']:.0f} |"
+            )
+    machines = sorted({f"{r['machine']}, torch {r['torch']}, commit {r['commit']}" for r in records})
+    lines += ["", f"{len(records)} trials; {'; '.join(machines)}."]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "transformers.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
