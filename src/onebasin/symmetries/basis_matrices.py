@@ -10,6 +10,7 @@ from torch import Tensor
 from onebasin.symmetries.layout import Factor, Layout, Product, Sum, Switch, Term
 from onebasin.symmetries.mixing import mix_all
 from onebasin.symmetries.structure import Basis, BasisKind, Group
+from onebasin.symmetries.unrolling import unroll
 
 
 class MixedTensors:
@@ -61,6 +62,16 @@ class MixedTensors:
         parents = {name: self._parents[name] for name in plans}
         mixed = mix_all(wide, self._layouts, plans, parents)
         return {key: mixed[key].to(value.dtype) for key, value in entered.items()}
+
+    def unfold(self, key: str, tensor: Tensor, basis: str, is_dual: bool) -> Iterator[Tensor]:
+        """The parts of a tensor that a matrix of a basis, or its dual, multiplies: (*parent sizes, size, all else) each."""
+        label = _name(basis, is_dual)
+        parents = self._parents[label]
+        for block in unroll(self._layouts[key], {label, *parents}, tensor):
+            for axis in (number for number, name in enumerate(block.labels) if name == label):
+                front = [*block.parent_axes(axis, parents), axis]
+                rest = [number for number in range(len(block.labels)) if number not in front]
+                yield block.tensors[0].permute(*front, *rest).reshape(*(block.sizes[a] for a in front), -1)
 
 
 def pair(name: str, matrix: Tensor, dual: Tensor) -> dict[str, Tensor]:

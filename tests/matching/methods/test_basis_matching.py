@@ -26,13 +26,15 @@ class Tokens(nn.Module):
         return self.inner(x)
 
 
-def plant(norm: type[nn.Module]) -> tuple[nn.Module, nn.Module, torch.Tensor]:
-    """A model, and the same one with units permuted and rotated at random."""
+def plant(norm: type[nn.Module], rotated: bool = True) -> tuple[nn.Module, nn.Module, torch.Tensor]:
+    """A model, and the same one with units permuted and rotated at random, or mixed by any invertible matrices."""
     torch.manual_seed(0)
     model, x = Tokens(norm).double().eval(), torch.randint(0, 40, (2, 5))
     symmetry = ob.symmetry(model, x, kinds="all")
     drawn = ob.Transform.random(symmetry, torch.Generator().manual_seed(1))
-    matrices = {n: torch.linalg.qr(m).Q if symmetry.bases[n].kind == "linear" else m for n, m in drawn.matrices.items()}
+    matrices = drawn.matrices
+    if rotated:
+        matrices = {n: torch.linalg.qr(m).Q if symmetry.bases[n].kind == "linear" else m for n, m in matrices.items()}
     moved = copy.deepcopy(model)
     moved.load_state_dict(ob.Transform(drawn.permutation, {}, matrices).apply(model))
     return model, moved, x
@@ -46,6 +48,13 @@ def test_planted_rotations_are_undone_without_data(norm):
     assert found.start_cost > 10
     assert found.cost < 1e-9 * found.start_cost
     assert len(found.matrices) == 3
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, RMSNorm])
+def test_planted_invertible_matrices_are_undone_without_data(norm):
+    model, moved, x = plant(norm, rotated=False)
+    found = ob.align(moved, to=model, example_inputs=x, kinds="all", scaling=ob.Scaling(steps=0))
+    assert found.cost < 1e-6 * found.start_cost
 
 
 def test_planted_rotations_are_undone_from_activations():

@@ -8,7 +8,7 @@ of a family, such as heads, are paired.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,8 +17,10 @@ from onebasin.matching.problem import Problem
 from onebasin.matching.scores import inner_product, order_from_anchors, score, touched_keys
 from onebasin.relaxation.hardening import harden, joint_groups
 from onebasin.symmetries import Basis, Permutation, Symmetry, Transform
-from onebasin.symmetries.basis_matrices import complement_of_ones
+from onebasin.symmetries.basis_matrices import MixedTensors, complement_of_ones
 from onebasin.symmetries.layout import names
+from onebasin.symmetries.transform import mixed_tensors
+from onebasin.tensors.states import State
 
 
 def sole_bases(symmetry: Symmetry) -> dict[str, Basis]:
@@ -78,6 +80,7 @@ def sweep_with_bases(problem: Problem, max_sweeps: int) -> tuple[Permutation, di
     touched = [touched_keys(symmetry, problem.keys, groups) for groups in sets]
     total, current = Transform(symmetry.identity(), {}), problem.source.load()
     decided: set[str] = set()
+    num_moved = 0
     for number_of_sweep in range(max_sweeps):
         num_moved = 0
         for done, number in enumerate(order_from_anchors(symmetry, sets, touched)):
@@ -94,8 +97,54 @@ def sweep_with_bases(problem: Problem, max_sweeps: int) -> tuple[Permutation, di
         inner = inner_product(current, problem.target, problem.keys)
         problem.report({"sweep": number_of_sweep, "moved": num_moved, "inner": inner})
         if not num_moved:
-            return total.permutation, total.matrices, True
-    return total.permutation, total.matrices, False
+            break
+    total = _stretch(problem, current) @ total
+    return total.permutation, total.matrices, num_moved == 0
+
+
+def _stretch(problem: Problem, current: State) -> Transform:
+    """Invertible matrices where rotations are not all that is allowed, if they bring the networks closer.
+
+    What makes the units and what reads them each have a best matrix, by least squares; the better of the two is taken.
+    """
+    symmetry = problem.symmetry
+    mixed = mixed_tensors(symmetry)
+    found: dict[str, Tensor] = {}
+    for name, basis in symmetry.bases.items():
+        if basis.kind != "linear":
+            continue
+        keys = [key for key in problem.keys if key in basis.places]
+        best = _distance(current, problem.target, keys)
+        for is_dual in (False, True):
+            matrix = _least_squares(mixed, problem.target, current, name, is_dual, keys)
+            if matrix is None:
+                continue
+            matrix = torch.linalg.inv(matrix).mT if is_dual else matrix
+            moved = mixed.mix({key: current[key].double() for key in keys}, {name: matrix.to(problem.device)})
+            distance = _distance(moved, problem.target, keys)
+            if distance < best:
+                best, found[name] = distance, matrix
+    return Transform(symmetry.identity(), {}, found)
+
+
+def _least_squares(
+    mixed: MixedTensors, target: State, source: State, name: str, is_dual: bool, keys: Sequence[str]
+) -> Tensor | None:
+    """The matrix that brings what it multiplies of the source closest to the target; None if it is not well determined."""
+    cross = square = None
+    for key in keys:
+        pairs = (mixed.unfold(key, state[key].double(), name, is_dual) for state in (target, source))
+        for theirs, ours in zip(*pairs, strict=True):
+            cross = theirs @ ours.mT + (0 if cross is None else cross)
+            square = ours @ ours.mT + (0 if square is None else square)
+    if cross is None or square is None or not float(torch.linalg.cond(square).max()) < 1e8:
+        return None
+    matrix = torch.linalg.solve(square, cross.mT).mT.cpu()
+    return matrix if float(torch.linalg.cond(matrix).max()) < 1e4 else None
+
+
+def _distance(state: Mapping[str, Tensor], target: State, keys: Sequence[str]) -> float:
+    return sum(float((state[key].double() - target[key].double()).square().sum()) for key in keys)
 
 
 def _trusted(symmetry: Symmetry, keys: list[str], decided: Collection[str]) -> list[str]:

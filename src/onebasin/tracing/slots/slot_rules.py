@@ -271,7 +271,7 @@ def _split(system: SlotSystem, args: SlotArguments) -> list[TensorSlots]:
 
 
 def _concatenate(system: SlotSystem, args: SlotArguments) -> TensorSlots:
-    tensors = args["tensors"]
+    tensors = [tensor for tensor in args["tensors"] if len(tensor) == len(args.expected)]  # an empty vector fits anything
     dim = args["dim"] % len(args.expected)
     columns = zip(*tensors, strict=True)
     return tuple(
