@@ -60,3 +60,9 @@ def loss_of_an_object(output: Any, target: Tensor) -> Tensor:
 
 
 not_callable = 3
+
+
+def make_transformer():
+    """A block of attention and ReLU behind layer norms, and inputs."""
+    layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True, norm_first=True)
+    return nn.Sequential(nn.Linear(3, 8), layer, nn.LayerNorm(8), nn.Linear(8, 2)).eval(), torch.randn(2, 4, 3)

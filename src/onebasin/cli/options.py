@@ -44,6 +44,12 @@ Method = Annotated[
             help="auto (chooses by the data and the size of the networks, and says why), sinkhorn, weight-matching (reads "
             "tensor by tensor), activation-matching (needs --data), ste or exchange (from --init)."),
 ]  # fmt: skip
+Kinds = Annotated[
+    Literal["permutation", "positive", "all"],
+    _method("--symmetry", metavar="KINDS",
+            help="Which symmetry to use: permutation of units; positive, scales of units too; or all, changes of basis as "
+            "well, such as rotations of a residual stream. The last two load all models."),
+]  # fmt: skip
 Objective = Annotated[
     Literal["weight-distance", "midpoint", "random-point"] | None,
     _method("--objective", metavar="OBJECTIVE",

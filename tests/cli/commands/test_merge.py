@@ -3,7 +3,7 @@ import shutil
 import pytest
 import torch
 from cli_files import MLP, load
-from cli_networks import batches, make_conv, make_mlp, make_with_inputs
+from cli_networks import batches, make_conv, make_mlp, make_transformer, make_with_inputs
 
 import onebasin as ob
 from onebasin.landscape.evaluation import mean_loss
@@ -77,3 +77,20 @@ def test_reports_have_the_curves_where_there_is_data(onebasin, folder):
     for text in ("Between the models", "matrices of b.pt", "matrices of c.pt", "Pinned, and why", "loss of the merge"):
         assert text in page
     assert onebasin(*three, "--force", "--json").record["paths"] == {}  # nothing is measured without a report
+
+
+@pytest.mark.parametrize("kinds", ["positive", "all"])
+def test_merge_with_more_than_permutations(onebasin, folder, kinds):
+    for seed, name in enumerate(("x.pt", "y.pt")):
+        torch.manual_seed(seed)
+        torch.save(make_transformer()[0].state_dict(), folder / name)
+    model = ("--model", "cli_networks:make_transformer")
+    ran = onebasin("merge", "x.pt", "y.pt", "-o", "m.pt", *model, "--symmetry", kinds, "--json")
+    assert ran.code == 0, ran.err
+    assert ran.record["kinds"] == kinds
+    networks = [make_transformer() for _ in range(2)]
+    for (network, _), name in zip(networks, ("x.pt", "y.pt"), strict=True):
+        network.load_state_dict(load(folder / name))
+    expected = ob.merge([network for network, _ in networks], networks[0][1], kinds=kinds)
+    for key, value in load(folder / "m.pt").items():
+        torch.testing.assert_close(value, expected.state_dict()[key])

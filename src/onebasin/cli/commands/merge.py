@@ -39,6 +39,7 @@ def merge(
     input_shape: options.InputShape = None,
     ignore: options.Ignore = None,
     check: options.Check = None,
+    kinds: options.Kinds = "permutation",
     method: options.Method = AUTO,
     objective: options.Objective = None,
     data: options.Data = None,
@@ -77,7 +78,7 @@ def merge(
     outputs.show_inputs(output, paths, models)
     summary: dict[str, Any] = {
         "command": "merge", "models": paths, "out": out, "weights": shares, "method": method, "reference": reference,
-        "symmetry": models.symmetry.summary(),
+        "kinds": kinds, "symmetry": models.symmetry.summary(),
     }  # fmt: skip
     if dry_run:
         outputs.finish_dry_run(output, summary, [out, report])
@@ -86,15 +87,19 @@ def merge(
     with output.progress() as progress, inputs.explain_data_errors(alignment.data):
         lines = LineEvaluator(models, inputs.read_loss(loss), inputs.read_data(data if report else None, "test"))
         curves = lines.evaluate_lines(_name_lines(found.names, models.checkpoints), progress)
+        known: dict[str, Any] = {"symmetry": models.symmetry}
+        if kinds != "permutation":  # what else there is has to be traced
+            known = {"example_inputs": models.architecture.example_inputs, "kinds": kinds}
         merged = ob.merge(
-            alignment.load(models, run=repair is not None), weights=shares, repair=repair,
-            symmetry=models.symmetry, reference=reference, progress=progress, on_aligned=found.permutations.extend,
-            on_result=found.add, **alignment.arguments | ({} if repair is None else {"data": alignment.data}),
+            alignment.load(models, run=repair is not None or kinds != "permutation"), weights=shares, repair=repair,
+            reference=reference, progress=progress, on_aligned=found.permutations.extend, on_result=found.add, **known,
+            **alignment.arguments | ({} if repair is None else {"data": alignment.data}),
         )  # fmt: skip
         state = outputs.cast_like(like, merged)
         write_checkpoint(out, state, like, force, progress)
-        aligned = _move_to_first(found.permutations, models)
-        curves |= lines.evaluate_lines(_name_lines(found.names, aligned, ", aligned"), progress)
+        if kinds == "permutation":  # else the line is not from the first file, but from what was made of it
+            aligned = _move_to_first(found.permutations, models)
+            curves |= lines.evaluate_lines(_name_lines(found.names, aligned, ", aligned"), progress)
         measured = lines.evaluate_state(state)
     for note in found.notes:
         output.note(note)

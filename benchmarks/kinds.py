@@ -1,0 +1,103 @@
+"""Which kinds of symmetry real architectures have beside permutations: positive scales and changes of basis, verified.
+
+    python -m benchmarks.kinds [--only PATTERN] [--seconds S] [--out FILE]
+
+Each architecture of `benchmarks.coverage` of up to 30 million parameters is traced with ``kinds="all"``, as it is made:
+gains of norms are one. What is found is verified in float64 on random weights; a wrong symmetry would be an error here. Goes
+on after the architectures that the file has already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import onebasin as ob
+from benchmarks.architectures import Architecture, NotMade
+from benchmarks.coverage import choose, make
+
+_MOST_PARAMETERS = 30_000_000
+
+
+class _TooLong(Exception):
+    pass
+
+
+def measure(architecture: Architecture, seconds: int) -> dict[str, Any]:
+    """What was found, or why nothing could be."""
+    record: dict[str, Any] = {"name": architecture.name}
+
+    def give_up(*_: Any) -> None:
+        raise _TooLong
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(seconds)
+    try:
+        example = make(architecture)
+        record["parameters"] = sum(p.numel() for p in example.model.parameters())
+        if record["parameters"] > _MOST_PARAMETERS:
+            return {**record, "left out": "too large"}
+        with next(example.model.parameters()).device:
+            inputs = example.inputs(2, example.length)
+        begin = time.process_time()
+        symmetry = ob.symmetry(example.model, inputs, kinds="all")
+        kinds = Counter(basis.kind for basis in symmetry.bases.values())
+        record |= {"bases": dict(kinds), "scales": len(symmetry.scales), "gains": len(symmetry.gains)}
+        return {**record, "seconds": round(time.process_time() - begin, 2)}
+    except NotMade:
+        return {**record, "left out": "not made"}
+    except _TooLong:
+        return {**record, "left out": f"more than {seconds} s"}
+    except ValueError as error:
+        return {**record, "error": str(error)[:300]}
+    finally:
+        signal.alarm(0)
+
+
+def summarise(records: list[dict[str, Any]]) -> list[str]:
+    """The counts, in sentences."""
+    traced = [record for record in records if "bases" in record]
+    refused = [record for record in records if "cannot trace" in record.get("error", "")]
+    wrong = [record for record in records if "changes the function" in record.get("error", "")]
+    others = [record for record in records if "error" in record and record not in refused + wrong]
+    lines = [
+        f"{len(traced)} architectures were traced and verified; {len(refused)} cannot be traced; {len(wrong)} are wrong; "
+        f"{len(others)} could not be verified.",
+        f"With positive scales: {sum(bool(record['scales']) for record in traced)}.",
+    ]
+    for kind in ("centred", "orthogonal", "linear"):
+        count = sum(kind in record["bases"] for record in traced)
+        total = sum(record["bases"].get(kind, 0) for record in traced)
+        lines.append(f"With a basis of kind {kind}: {count} ({total} bases).")
+    return lines + [f"- {record['name']}: {record['error']}" for record in wrong + others]
+
+
+def main() -> None:
+    """Measure what the file does not have, and print the counts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=".", metavar="PATTERN", help="architectures whose names match (all)")
+    parser.add_argument("--seconds", type=int, default=60, help="the most that one may take (60)")
+    parser.add_argument("--out", type=Path, default=Path("results/kinds.jsonl"), help="the records")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    records = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.is_file() else []
+    done = {record["name"] for record in records}
+    for architecture in choose(options.only):
+        if architecture.name not in done:
+            records.append(measure(architecture, options.seconds))
+            with options.out.open("a") as file:
+                file.write(json.dumps(records[-1]) + "\n")
+    print("\n".join(summarise(records)))
+
+
+if __name__ == "__main__":
+    main()
