@@ -41,3 +41,11 @@ def test_scales_have_a_table():
     text = str(ob.symmetry(model, torch.rand(2, 4), kinds="positive"))
     assert "1 positive scale;" in text
     assert "0.weight  0.weight  0.weight[0], 0.bias[0], 2.weight[1] to the power -1" in text
+
+
+def test_bases_have_a_table():
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+    text = str(ob.symmetry(model, torch.zeros(1, 4), kinds="all"))
+    assert "0.weight[0], 0.bias[0], 1.weight[1] by the dual" in text
+    assert "1 change of basis" in text
+    assert "basis" not in str(ob.symmetry(model, torch.zeros(1, 4)))

@@ -10,13 +10,13 @@ from typing import Any
 
 from onebasin.plots.tables import html_table
 from onebasin.symmetries.layout import Factor, factors, write
-from onebasin.symmetries.structure import Group, Scale, Structure
+from onebasin.symmetries.structure import Basis, Group, Scale, Structure
 
 _SHOWN = 3
 
 
 def describe(symmetry: Structure) -> str:
-    """Groups with the axes they move, scales if there are any, then what is pinned and why, then what was never used."""
+    """Groups with the axes they move, scales and bases, then what is pinned and why, then what was never used."""
     lines = [symmetry.summary()]
     for rows in _tables(symmetry):
         lines += ["", *_columns(rows)]
@@ -46,6 +46,9 @@ def _tables(symmetry: Structure) -> Iterator[list[tuple[str, ...]]]:
     yield rows
     if symmetry.scales:
         yield [("scale", "of", "multiplies"), *((s.name, s.group, _shorten(_powers(s))) for s in symmetry.scales.values())]
+    if symmetry.bases:
+        rows = [(b.name, b.group, b.kind, _shorten(_mixed(b))) for b in symmetry.bases.values()]
+        yield [("basis", "of", "kind", "multiplies"), *rows]
     reasons = pin_reasons(symmetry)
     if reasons:
         yield [("not free", "because"), *((_shorten(axes), why) for why, axes in reasons.items())]
@@ -113,6 +116,15 @@ def _powers(scale: Scale) -> list[str]:
         f"{key}[{power.axis}]{'' if power.exponent == 1 else f' to the power {power.exponent:g}'}"
         for key, powers in scale.powers.items()
         for power in powers
+    ]
+
+
+def _mixed(basis: Basis) -> list[str]:
+    """key[axis] for every axis that a basis changes, saying where by the dual matrix."""
+    return [
+        f"{key}[{place.axis}]{' by the dual' if place.is_dual else ''}"
+        for key, places in basis.places.items()
+        for place in places
     ]
 
 

@@ -190,7 +190,8 @@ class Structure:
         nested = f", {families} of them nested" if families else ""
         unreached = f"; {len(self.unreached)} parameters never used" if self.unreached else ""
         scales = f", {len(self.scales)} positive scale{'s' if len(self.scales) > 1 else ''}" if self.scales else ""
-        return f"{len(self.groups)} groups{nested}{scales}; {share}{percent}{unreached}"
+        bases = f", {len(self.bases)} change{'s' if len(self.bases) > 1 else ''} of basis" if self.bases else ""
+        return f"{len(self.groups)} groups{nested}{scales}{bases}; {share}{percent}{unreached}"
 
     def warn_of_unreached(self) -> None:
         """Warn, at the user's line, if a parameter that no call used is large enough to read or write a group's units."""
