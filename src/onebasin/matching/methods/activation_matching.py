@@ -19,15 +19,17 @@ from torch import Tensor, nn
 
 from onebasin.landscape.batches import run_batches
 from onebasin.matching.methods.base import Match, Method, check_count
-from onebasin.matching.methods.basis_matching import CrossProducts, sole_bases
+from onebasin.matching.methods.basis_matching import CrossProducts, sole_bases, sweep_with_bases
 from onebasin.matching.methods.weight_matching import sweep
 from onebasin.matching.problem import Problem
 from onebasin.matching.scores import innermost_axes, member_blocks, products, reduce_to
 from onebasin.programs.isolation import evaluation_mode
 from onebasin.relaxation.hardening import harden
 from onebasin.relaxation.plans import plan_shape
-from onebasin.symmetries import Site, Symmetry
+from onebasin.symmetries import Site, Symmetry, Transform
 from onebasin.symmetries.unrolling import Block
+
+_MAX_SWEEPS = 100
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class ActivationMatching(Method):
         symmetry = problem.symmetry
         missing = [name for name in symmetry.groups if not symmetry.sites.get(name)]
         sites = {site for found in symmetry.sites.values() for site in found}
-        found = {site: _Correlations(symmetry, site) for site in sites}
+        statistics = {site: _Correlations(symmetry, site) for site in sites}
         networks = [copy.deepcopy(problem.model).to(problem.device, problem.dtype) for _ in range(2)]
         for network, state in zip(networks, (problem.target, problem.source), strict=True):
             network.load_state_dict(state.load())
@@ -61,23 +63,25 @@ class ActivationMatching(Method):
         for batch in itertools.islice(problem.batches, self.num_batches):
             seen = [_collect(network, sites, batch) for network in networks]
             for site in sites:
-                found[site].add(*(activations[site] for activations in seen))
+                statistics[site].add(*(activations[site] for activations in seen))
             count += 1
         scores = {name: torch.zeros(plan_shape(symmetry, g), dtype=torch.float64) for name, g in symmetry.groups.items()}
-        for each in found.values():
+        for each in statistics.values():
             for name, correlation in each.correlations():
                 scores[name] += correlation
         for name in missing:  # no module returns these units as they are: they are matched by their weights instead
             scores[name] = torch.eye(symmetry.groups[name].size, dtype=torch.float64).expand(scores[name].shape)
-        mixed = _cross_products(symmetry, found.values())
+        mixed = _cross_products(symmetry, statistics.values())
         for each in mixed.values():
             scores[each.basis.group] = each.scores()
         permutation = harden(symmetry, scores)
         problem.report({"batches": count, "sites": len(sites), "groups without a site": len(missing)})
-        if missing:
-            permutation, _ = sweep(problem, permutation, only=missing)
-        matrices = {name: each.rotations(permutation) for name, each in mixed.items()}
-        return Match(permutation, problem.cost(permutation), converged=True, matrices=matrices)
+        found = Transform(permutation, {}, {name: each.rotations(permutation) for name, each in mixed.items()})
+        if missing and symmetry.bases:
+            found, _ = sweep_with_bases(problem, _MAX_SWEEPS, found, only=missing)
+        elif missing:
+            found = Transform(sweep(problem, permutation, only=missing)[0], {})
+        return Match(found.permutation, problem.cost(found.permutation), converged=True, matrices=found.matrices)
 
 
 def _cross_products(symmetry: Symmetry, found: Iterable[_Correlations]) -> dict[str, CrossProducts]:

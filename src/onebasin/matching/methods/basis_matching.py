@@ -66,20 +66,29 @@ def _rotation(products: Tensor) -> Tensor:
     return left @ right
 
 
-def sweep_with_bases(problem: Problem, max_sweeps: int) -> tuple[Permutation, dict[str, Tensor], bool]:
-    """Raise the inner product of the weights by permutations and rotations, from the identity.
+def sweep_with_bases(
+    problem: Problem, max_sweeps: int, start: Transform | None = None, only: Collection[str] | None = None
+) -> tuple[Transform, bool]:
+    """Raise the inner product of the weights by permutations and rotations.
 
     In the first sweep a group is judged by the tensors whose other groups have been decided, where there are any.
 
+    Args:
+        problem: what to match.
+        max_sweeps: the most sweeps to make.
+        start: what to begin with; the identity if None.
+        only: decide these groups, and those nested with them; all if None.
+
     Returns:
-        A permutation, the matrices that follow it, and whether the last sweep changed nothing.
+        What to do to the source, and whether the last sweep changed nothing.
     """
     symmetry = problem.symmetry
     bases = sole_bases(symmetry)
-    sets = joint_groups(symmetry)
+    sets = [groups for groups in joint_groups(symmetry) if only is None or any(g.name in only for g in groups)]
     touched = [touched_keys(symmetry, problem.keys, groups) for groups in sets]
-    total, current = Transform(symmetry.identity(), {}), problem.source.load()
-    decided: set[str] = set()
+    total = Transform(symmetry.identity(), {}) if start is None else start
+    current = total.apply(problem.source.load())
+    decided = symmetry.groups.keys() - {group.name for groups in sets for group in groups}
     num_moved = 0
     for number_of_sweep in range(max_sweeps):
         num_moved = 0
@@ -98,11 +107,11 @@ def sweep_with_bases(problem: Problem, max_sweeps: int) -> tuple[Permutation, di
         problem.report({"sweep": number_of_sweep, "moved": num_moved, "inner": inner})
         if not num_moved:
             break
-    total = _stretch(problem, current) @ total
-    return total.permutation, total.matrices, num_moved == 0
+    members = {group.name for groups in sets for group in groups}
+    return _stretch(problem, current, members) @ total, num_moved == 0
 
 
-def _stretch(problem: Problem, current: State) -> Transform:
+def _stretch(problem: Problem, current: State, groups: Collection[str]) -> Transform:
     """Invertible matrices where rotations are not all that is allowed, if they bring the networks closer.
 
     What makes the units and what reads them each have a best matrix, by least squares; the better of the two is taken.
@@ -111,7 +120,7 @@ def _stretch(problem: Problem, current: State) -> Transform:
     mixed = mixed_tensors(symmetry)
     found: dict[str, Tensor] = {}
     for name, basis in symmetry.bases.items():
-        if basis.kind != "linear":
+        if basis.kind != "linear" or basis.group not in groups:
             continue
         keys = [key for key in problem.keys if key in basis.places]
         best = _distance(current, problem.target, keys)

@@ -47,8 +47,8 @@ class WeightMatching(Method):
     def match(self, problem: Problem) -> Match:
         """Sweep from the identity."""
         if problem.symmetry.bases:
-            permutation, matrices, converged = sweep_with_bases(problem, self.max_sweeps)
-            return Match(permutation, problem.cost(permutation), converged, matrices=matrices)
+            found, converged = sweep_with_bases(problem, self.max_sweeps)
+            return Match(found.permutation, problem.cost(found.permutation), converged, matrices=found.matrices)
         start = problem.symmetry.identity()
         permutation, converged = sweep(problem, start, self.max_sweeps, anchored=self.order == "anchored")
         return Match(permutation, problem.cost(permutation), converged)
