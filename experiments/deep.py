@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,12 +71,12 @@ def run(config: dict[str, Any], device: str) -> dict[str, Any]:
     torch.manual_seed(0)
     data = list(zip(images.split(BATCH), labels.split(BATCH), strict=True))
     is_plain = not any(isinstance(module, nn.BatchNorm2d) for module in target.modules())
-    with_scales = config["method"].endswith("+scales")
-    symmetry = ob.symmetry(target, images[:2], kinds="positive" if with_scales and not is_plain else "permutation")
+    has_scales = config["method"].endswith("+scales")
     begin = time.perf_counter()
-    if with_scales and is_plain:
-        target, source = (make_twin(model, symmetry, images.split(BATCH))[0] for model in (target, source))  # type: ignore
-        symmetry = ob.symmetry(target, images[:2], kinds="positive")
+    if has_scales:
+        target, source, symmetry = with_scales(target, source, images[:2], images.split(BATCH))
+    else:
+        symmetry = ob.symmetry(target, images[:2])
     if config["method"].startswith("synthetic"):
         data = ob.synthetic_data([target, source], images.shape[1:])
     moved = _align(config, source, target, symmetry, data)
@@ -94,10 +95,21 @@ def run(config: dict[str, Any], device: str) -> dict[str, Any]:
     if config["method"].startswith("synthetic"):
         made = [inputs for inputs, _ in data]
         result["half way, without data"] = measure(_repaired(target, moved, 0.5, made, symmetry), *test)
-    if is_plain and not with_scales:
+    if is_plain and not has_scales:
         for form in OTHER_FORMS:
             result[f"half way, {form}"] = measure(_repaired(target, moved, 0.5, batches, symmetry, form), *test)
     return result
+
+
+def with_scales(
+    target: nn.Module, source: nn.Module, example: Tensor, batches: Sequence[Tensor]
+) -> tuple[nn.Module, nn.Module, ob.Symmetry]:
+    """Two networks with their positive scales; networks without norms as their normalised twins, which have more."""
+    symmetry = ob.symmetry(target, example, kinds="positive")
+    twins = [make_twin(model, symmetry, batches) for model in (target, source)]
+    if twins[0] is None or twins[1] is None:
+        return target, source, symmetry
+    return twins[0][0], twins[1][0], ob.symmetry(twins[0][0], example, kinds="positive")
 
 
 def _align(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import onebasin as ob
+from experiments.deep import with_scales
 from experiments.networks import load_images, trained_network
 from experiments.tasks import Data
 
@@ -20,6 +22,10 @@ METHODS = {
     "l2": "Sinkhorn L2",
     "mid": "Sinkhorn Mid",
     "wm+mid": "WM, then Sinkhorn Mid",
+    "am": "activation matching",
+    "auto": "the default on Mid",
+    "am+scales": "activation matching, then scales",
+    "l2+scales": "Sinkhorn L2, then scales",
 }
 NUM_POINTS = 11
 CRITERION = nn.functional.cross_entropy
@@ -29,11 +35,11 @@ def configs(quick: bool) -> list[dict[str, Any]]:
     """A trial is one pair of one network by one method."""
     networks = ("resnet20",) if quick else NETWORKS
     scale = {"epochs": 1, "num_train": 500, "steps": 5} if quick else {"epochs": 20, "num_train": None, "steps": 200}
-    methods = ("naive", "wm", "mid") if quick else METHODS
+    methods = ("naive", "wm", "am+scales") if quick else METHODS
     return [
         {"network": n, "pair": pair, "method": m, **scale}
         for n in networks
-        for pair in range(1 if quick else 2)
+        for pair in range(1 if quick else 3)
         for m in methods
     ]
 
@@ -47,16 +53,24 @@ def run(config: dict[str, Any], device: str) -> dict[str, Any]:
     train, test = Data(train.x[:limit], train.y[:limit]), Data(test.x[: 2 * limit], test.y[: 2 * limit])
     batches = train.batches(250)
     symmetry = ob.symmetry(target, train.x[:2])
+    middle = {"objective": ob.Midpoint(CRITERION), "data": batches}
     options: dict[str, Any] = {
         "wm": {"method": "weight-matching"},
-        "l2": {},
-        "mid": {"objective": ob.Midpoint(CRITERION), "data": batches, "steps": config["steps"]},
-        "wm+mid": {
-            "objective": ob.Midpoint(CRITERION), "data": batches, "steps": config["steps"], "init": "weight-matching",
-        },
-    }  # fmt: skip
+        "l2": {"method": "sinkhorn"},
+        "mid": {"method": "sinkhorn", "steps": config["steps"], **middle},
+        "wm+mid": {"method": "sinkhorn", "steps": config["steps"], "init": "weight-matching", **middle},
+        "am": {"method": "activation-matching", "data": batches},
+        "auto": {"objective": ob.Midpoint(CRITERION, repaired=True), "data": batches},
+    }
+    first, _, then = config["method"].partition("+")
     found = None
-    if config["method"] != "naive":
+    if then == "scales":
+        target, source, symmetry = with_scales(target, source, train.x[:2], [x for x, _ in batches])
+        start = ob.align(source, to=target, symmetry=replace(symmetry, scales={}), **options[first])
+        line = {"objective": ob.RandomPoint(CRITERION, low=0.3, high=0.7), "data": batches, "init": start.permutation}
+        scaling = ob.Scaling(steps=config["steps"])
+        found = ob.align(source, to=target, symmetry=symmetry, method=ob.Sinkhorn(steps=0), scaling=scaling, **line)
+    elif first != "naive":
         found = ob.align(source, to=target, symmetry=symmetry, **options[config["method"]])
     moved = source if found is None else found.model
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True  # from here on it is only measured

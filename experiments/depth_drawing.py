@@ -12,7 +12,7 @@ from experiments.figures import METHOD_COLORS, new_figure, save_figure
 from experiments.summaries import write_markdown
 from onebasin.landscape.paths import LinearPath
 
-COLORS = {**METHOD_COLORS, "wm+mid": "C5"}
+COLORS = {**METHOD_COLORS, "wm+mid": "C5", "am": "C6", "auto": "C7", "am+scales": "C8", "l2+scales": "C9"}
 
 
 def path_of(record: dict[str, Any], kind: str, split: str) -> LinearPath:
@@ -51,7 +51,7 @@ def _row(chosen: list[dict[str, Any]]) -> list[str]:
 
 
 def _each(values: list[float], digits: int = 3) -> str:
-    """Two pairs are too few for a deviation: show both."""
+    """A few pairs are too few for a deviation: show each."""
     return ", ".join(f"{value:.{digits}f}" for value in values)
 
 

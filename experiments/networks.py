@@ -13,6 +13,7 @@ from benchmarks.digits import VisionTransformer
 from experiments.frame import identify
 from experiments.tasks import Data
 from onebasin import datasets
+from onebasin.descent.cuda_graphs import CapturedStep
 from onebasin.tensors.files import write_atomically
 
 VGG_LAYERS = {
@@ -115,43 +116,54 @@ def trained_network(
 
 
 def _train(model: nn.Module, data: Data, epochs: int, seed: int, augment: bool, batch: int = 250) -> None:
-    """AdamW with warm-up and cosine decay, crops and flips, gradients clipped: the same recipe for every network."""
-    on_gpu = data.x.is_cuda
+    """AdamW with warm-up and cosine decay, crops and flips, gradients clipped: the same recipe for every network.
+
+    On a GPU a step is compiled, and captured as a graph.
+    """
+    on_gpu, device = data.x.is_cuda, data.x.device
     model.train()
     if on_gpu:
         model.to(memory_format=torch.channels_last)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05, fused=on_gpu)
-    steps = epochs * math.ceil(len(data.x) / batch)
+    per_epoch = math.ceil(len(data.x) / batch)
+    steps = epochs * per_epoch
     warm = max(1, steps // 10)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / warm, 0.5 * (1 + math.cos(math.pi * step / steps)))
-    )
-    generator = torch.Generator(device=data.x.device).manual_seed(seed)
-    for _ in range(epochs):
-        for index in torch.randperm(len(data.x), generator=generator, device=data.x.device).split(batch):
-            x = data.x[index]
-            if augment:
-                x = _crop_and_flip(x, generator)
-            if on_gpu:
-                x = x.to(memory_format=torch.channels_last)
-            with torch.autocast("cuda", torch.bfloat16, enabled=on_gpu):
-                loss = nn.functional.cross_entropy(model(x), data.y[index])
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
+    rate = torch.zeros((), device=device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.05, fused=on_gpu, capturable=on_gpu)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    cost = torch.compile(_cost, fullgraph=True, dynamic=False) if on_gpu else _cost
+
+    def step(index: Tensor) -> None:
+        optimizer.zero_grad()
+        cost(model, data.x[index], data.y[index], augment).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    take_step = CapturedStep(step, on_gpu, device)
+    torch.manual_seed(seed)
+    order: tuple[Tensor, ...] = ()
+    for number in range(steps):
+        if number % per_epoch == 0:
+            order = torch.randperm(len(data.x), generator=generator, device=device).split(batch)
+        rate.fill_(1e-3 * min((number + 1) / warm, 0.5 * (1 + math.cos(math.pi * number / steps))))
+        take_step(order[number % len(order)])
     model.to(memory_format=torch.contiguous_format)
 
 
-def _crop_and_flip(x: Tensor, generator: torch.Generator) -> Tensor:
+def _cost(model: nn.Module, x: Tensor, y: Tensor, augment: bool) -> Tensor:
+    """Of a batch; on a GPU in bfloat16."""
+    x = _crop_and_flip(x) if augment else x
+    x = x.contiguous(memory_format=torch.channels_last) if x.is_cuda else x
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
+        return nn.functional.cross_entropy(model(x), y)
+
+
+def _crop_and_flip(x: Tensor) -> Tensor:
     """Every image shifted by up to four pixels and mirrored or not, each on its own."""
     num, _, height, width = x.shape
     padded = nn.functional.pad(x, (4, 4, 4, 4))
-    shift = torch.randint(0, 9, (2, num, 1), generator=generator, device=x.device)
+    shift = torch.randint(0, 9, (2, num, 1), device=x.device)
     rows = shift[0] + torch.arange(height, device=x.device)
     columns = shift[1] + torch.arange(width, device=x.device)
-    mirrored = torch.rand(num, 1, generator=generator, device=x.device) < 0.5
-    columns = torch.where(mirrored, columns.flip(1), columns)
+    columns = torch.where(torch.rand(num, 1, device=x.device) < 0.5, columns.flip(1), columns)
     image = torch.arange(num, device=x.device)[:, None, None]
     return padded.permute(0, 2, 3, 1)[image, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
