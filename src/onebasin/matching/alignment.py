@@ -32,6 +32,8 @@ from onebasin.tracing import Kinds
 
 COPY_DETECTION = "copy detection"
 """The method of an alignment whose model is a permuted copy of the target."""
+_WANTED = {"positive": "positive scales", "all": "positive scales or changes of basis"}
+"""What kinds of symmetry beside permutations ask for, in words."""
 _NUM_COMPARED = 4  # batches that hard permutations are compared on
 
 
@@ -228,7 +230,7 @@ def align(
             what = " and ".join(["Positive scales"] * bool(chosen.scales) + ["Changes of basis"] * bool(chosen.bases))
             notes += [f"{what.capitalize()} lowered the cost from {before:.6g} to {found.cost:.6g}."]
         elif kinds != "permutation" and by != COPY_DETECTION:
-            notes += ["There are no positive scales in this symmetry."]
+            notes += [f"There are no {_WANTED[kinds]} in this symmetry."]
     scales, matrices = learned.logarithms, learned.matrices
     return Alignment(
         model=transform_model(

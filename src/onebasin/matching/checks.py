@@ -105,9 +105,10 @@ def check_call(
     elif options:
         named = make_method("sinkhorn", options)
     check_choice("kinds", kinds, *get_args(Kinds))
-    if kinds == "positive" and symmetry is not None and not symmetry.scales:
+    if kinds != "permutation" and symmetry is not None and not (symmetry.scales or symmetry.bases):
+        missing = "positive scales" if kinds == "positive" else "positive scales or bases"
         raise ValueError(
-            "the symmetry that was given has no positive scales: make it by onebasin.symmetry(..., kinds='positive'), "
+            f"the symmetry that was given has no {missing}: make it by onebasin.symmetry(..., kinds={kinds!r}), "
             "or leave out one of symmetry= and kinds="
         )
     if scaling is not None and not isinstance(scaling, Scaling):
