@@ -13,7 +13,7 @@ from onebasin.symmetries import Basis
 from onebasin.tracing.axes.terms import Atom
 from onebasin.tracing.bases.basis_rules import RULES
 from onebasin.tracing.bases.classes import System
-from onebasin.tracing.slots.reading import Reading
+from onebasin.tracing.slots.slot_reading import Reading
 from onebasin.tracing.trace import Trace
 
 

@@ -15,7 +15,7 @@ from onebasin.symmetries import Scale
 from onebasin.tracing.axes.terms import Atom
 from onebasin.tracing.degrees.equations import System
 from onebasin.tracing.degrees.rules import RULES
-from onebasin.tracing.slots.reading import Reading
+from onebasin.tracing.slots.slot_reading import Reading
 from onebasin.tracing.trace import Trace
 
 
