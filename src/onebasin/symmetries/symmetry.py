@@ -81,6 +81,11 @@ class Symmetry(Structure):
         """
         return verify(self.bind(model), model, example_inputs, tolerance)
 
+    @property
+    def rounding(self) -> float:
+        """What permutations may change beyond the rounding of sums in another order: nothing."""
+        return 0.0
+
     def __repr__(self) -> str:
         return f"Symmetry({self.summary()})"
 

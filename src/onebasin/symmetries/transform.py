@@ -18,6 +18,8 @@ from onebasin.symmetries.symmetry import Permutation, Symmetry, describe_symmetr
 from onebasin.tensors.files import save_tensors
 from onebasin.tensors.states import LazyState, Model, State, StateDict, read_state
 
+_ROUNDING = 1e-12
+
 
 class Transform:
     """One element of a symmetry with scales and bases: units are permuted first, then multiplied, then mixed.
@@ -259,7 +261,7 @@ class TransformedSymmetry:
 
     def __init__(self, symmetry: Symmetry):
         self.groups, self.ties, self.unreached = symmetry.groups, symmetry.ties, symmetry.unreached
-        self.fixed = symmetry.fixed
+        self.fixed, self.rounding = symmetry.fixed, _ROUNDING if symmetry.bases else 0.0
         self._symmetry = symmetry
 
     def random(self, generator: torch.Generator | None = None) -> _InFloat64:
