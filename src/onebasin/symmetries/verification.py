@@ -165,7 +165,7 @@ def compare(
     def draw(value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
-        return torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        return torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
 
     calls = [
         Call(*tree_map(draw, (call.args, call.kwargs))) for call in read_calls(example_inputs) for _ in range(num_draws)
