@@ -85,7 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=".", metavar="PATTERN", help="architectures whose names match (all)")
     parser.add_argument("--seconds", type=int, default=60, help="the most that one may take (60)")
-    parser.add_argument("--out", type=Path, default=Path("results/kinds.jsonl"), help="the records")
+    parser.add_argument("--out", type=Path, default=Path("results/symmetries/kinds.jsonl"), help="the records")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
