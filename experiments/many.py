@@ -64,6 +64,22 @@ def run(config: dict[str, Any], device: str) -> dict[str, Any]:
     return {"seconds": seconds, "ends": [measure(m, *test) for m in models], "merged": measure(merged, *test)}
 
 
+def _verdicts(records: list[dict[str, Any]]) -> list[str]:
+    """The best reference for each network, number of networks and matching, by the mean over the orders."""
+    found: dict[tuple[str, int, str], dict[str, list[float]]] = {}
+    for record in records:
+        config = record["config"]
+        row = found.setdefault((config["recipe"], len(config["seeds"]), config["matching"]), {})
+        row.setdefault(config["reference"], []).append(100 * record["result"]["merged"]["accuracy"])
+    lines = []
+    for (recipe, count, matching), row in found.items():
+        means = {reference: sum(values) / len(values) for reference, values in row.items()}
+        best = max(means, key=lambda reference: means[reference])
+        label = f"{count} of {recipe}, {MATCHINGS[matching]}"
+        lines.append(f"- {label}: best aligned to {REFERENCES[best]}, {means[best]:.2f} %.")
+    return lines
+
+
 def draw(records: list[dict[str, Any]], folder: Path) -> None:
     """One table: a row per network, number of networks and matching; a column per reference, means over the orders."""
     lines = [
@@ -91,6 +107,7 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
         lines.append(
             f"| {recipe} | {count} | {sum(ends) / len(ends):.2f} | {MATCHINGS[matching]} | " + " | ".join(cells) + " |"
         )
+    lines[2:2] = [*_verdicts(records), ""]
     machines = sorted({f"{r['machine']}, torch {r['torch']}, commit {r['commit']}" for r in records})
     lines += ["", f"{len(records)} trials; {'; '.join(machines)}."]
     folder.mkdir(parents=True, exist_ok=True)

@@ -99,6 +99,11 @@ def test_models_that_cannot_be_inverted_are_refused(make_models, message):
         ob.synthetic_data(make_models(), (1, 8, 8))
 
 
+def test_inputs_of_another_shape_are_refused():
+    with pytest.raises(ValueError, match=r"inputs of shape \(3, 8, 8\)"):
+        ob.synthetic_data([make_classifier()], (3, 8, 8))
+
+
 @pytest.mark.parametrize("option", [{"steps": 0}, {"lr": 0}, {"num_batches": 1.5}, {"smoothness": -1}])
 def test_numbers_out_of_range_are_refused(option):
     with pytest.raises(ValueError, match=next(iter(option))):

@@ -220,15 +220,14 @@ def align(
                 before = found.cost
                 found = replace(search, method=each).find(found.permutation, restarts=0)
                 by += f", {each.name}"
-                change = f"lowered the cost from {before:.6g} to" if found.cost < before else "left the cost at"
-                notes += [f"{each.name} {change} {found.cost:.6g}."]
+                notes += [f"{each.name} {_describe_change(before, found.cost)}."]
         learned = Learned({}, {}, found.cost)
         if (chosen.scales or chosen.bases) and by != COPY_DETECTION:
             before = found.cost
             learned = _learn_transform(problem, found, scaling or Scaling())
             found = replace(found, cost=learned.cost)
             what = " and ".join(["Positive scales"] * bool(chosen.scales) + ["Changes of basis"] * bool(chosen.bases))
-            notes += [f"{what.capitalize()} lowered the cost from {before:.6g} to {found.cost:.6g}."]
+            notes += [f"{what.capitalize()} {_describe_change(before, found.cost)}."]
         elif kinds != "permutation" and by != COPY_DETECTION:
             notes += [f"There are no {_WANTED[kinds]} in this symmetry."]
     scales, matrices = learned.logarithms, learned.matrices
@@ -249,6 +248,10 @@ def align(
         matrices=matrices,
         target=to,
     )
+
+
+def _describe_change(before: float, after: float) -> str:
+    return f"lowered the cost from {before:.6g} to {after:.6g}" if after < before else f"left the cost at {after:.6g}"
 
 
 def _learn_transform(problem: Problem, found: Match, options: Scaling) -> Learned:

@@ -49,7 +49,7 @@ def canonical(model: nn.Module, example_inputs: Any, symmetry: Symmetry | None =
     Args:
         model: left untouched.
         example_inputs: to trace it with, and to check that the function is the same.
-        symmetry: of a model of the same architecture, with ``kinds="positive"`` or ``"all"``, if it was traced before.
+        symmetry: of this model, with ``kinds="all"``, if it was traced before.
 
     Raises:
         ValueError: if the model cannot be traced.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Unpack, cast, get_args
 
 import torch
@@ -93,9 +93,9 @@ def merge(
     states = [read_state(model) for model in models]
     for number, state in enumerate(states[1:], start=2):
         check_alike(states[0], state, "the first model", f"model {number}")
-    kinds = options.pop("kinds", "permutation")
+    kinds, notes = options.pop("kinds", "permutation"), []
     if kinds == "all" and symmetry is None:
-        models, symmetry, _ = canonicalise(models, example_inputs, call.data)
+        models, symmetry, notes = canonicalise(models, example_inputs, call.data)
     symmetry = find_symmetry(models, example_inputs, symmetry, call.data, kinds)
     if (symmetry.scales or symmetry.bases) and reference != "first" and len(models) > 2:
         raise ValueError("positive scales and bases are learned towards one model: take reference='first'")
@@ -116,6 +116,7 @@ def merge(
 
     def align_model(number: int, model: Model, to: Model) -> Alignment:
         result = align(model, to, symmetry=symmetry, method=method, seed=seed, **options)
+        result = replace(result, notes=(*notes, *result.notes))
         if on_result is not None:
             on_result(number, result)
         return result

@@ -53,7 +53,8 @@ def synthetic_data(
         Pairs (inputs, labels), as `onebasin.align` and `onebasin.merge` take them for ``data=``.
 
     Raises:
-        ValueError: if a model has no batch norm with statistics, or its output is not a score per class.
+        ValueError: if a model has no batch norm with statistics, does not take inputs of this shape, or does not return a
+            score per class.
     """
     for name, count in {"num_batches": num_batches, "batch_size": batch_size, "steps": steps}.items():
         check_count(name, count, at_least=1)
@@ -79,8 +80,11 @@ def synthetic_data(
 
 
 def _count_classes(model: nn.Module, example: Tensor) -> int:
-    with torch.no_grad():
-        output = model(example)
+    try:
+        with torch.no_grad():
+            output = model(example)
+    except RuntimeError as error:
+        raise ValueError(f"a model cannot be called with inputs of shape {tuple(example.shape[1:])}: {error}") from error
     if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != 2:
         raise ValueError("synthetic data is for classifiers: the output for a batch must be one row of scores per input")
     return output.shape[1]

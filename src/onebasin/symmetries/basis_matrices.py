@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
@@ -32,7 +33,7 @@ class MixedTensors:
                 terms = list(self._layouts.get(key, layouts[key]))
                 for axis in {place.axis for place in places}:
                     new = {p.number: _name(basis.name, p.is_dual) for p in places if p.axis == axis}
-                    names = (new.get(number, basis.group) for number in _count())
+                    names = (new.get(number, basis.group) for number in itertools.count())
                     # Factors of the group that another basis has renamed are counted too.
                     terms[axis] = _rename(layouts[key][axis], terms[axis], basis.group, names)
                 self._layouts[key] = tuple(terms)
@@ -49,10 +50,7 @@ class MixedTensors:
             tensors: by state key.
             matrices: for each basis the matrices, (*parent sizes, size, size).
         """
-        plans = {}
-        for name, matrix in matrices.items():
-            plans |= {_name(name, False): matrix, _name(name, True): torch.linalg.inv(matrix).mT}
-        return {**tensors, **self.mix_with(tensors, plans)}
+        return {**tensors, **self.mix_with(tensors, make_plans(matrices))}
 
     def mix_with(self, tensors: Mapping[str, Tensor], plans: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors that some basis changes, by matrices and their duals as `pair` makes them."""
@@ -74,6 +72,14 @@ class MixedTensors:
                 yield block.tensors[0].permute(*front, *rest).reshape(*(block.sizes[a] for a in front), -1)
 
 
+def make_plans(matrices: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Matrices by the names of their bases, and their duals, as `MixedTensors.mix_with` takes them."""
+    plans = {}
+    for name, matrix in matrices.items():
+        plans |= pair(name, matrix, torch.linalg.inv(matrix).mT)
+    return plans
+
+
 def pair(name: str, matrix: Tensor, dual: Tensor) -> dict[str, Tensor]:
     """A matrix and its dual as `MixedTensors.mix_with` takes them, where the dual is known without an inverse."""
     return {_name(name, False): matrix, _name(name, True): dual}
@@ -81,13 +87,6 @@ def pair(name: str, matrix: Tensor, dual: Tensor) -> dict[str, Tensor]:
 
 def _name(basis: str, is_dual: bool) -> str:
     return f"{'dual' if is_dual else 'basis'}:{basis}"
-
-
-def _count() -> Iterator[int]:
-    number = 0
-    while True:
-        yield number
-        number += 1
 
 
 def _rename(original: Term, term: Term, group: str, names: Iterator[str]) -> Term:

@@ -11,7 +11,7 @@ from typing import Any, get_args, overload
 import torch
 from torch import Tensor, nn
 
-from onebasin.symmetries.basis_matrices import MixedTensors, check_matrices, pair, random_matrices
+from onebasin.symmetries.basis_matrices import MixedTensors, check_matrices, make_plans, random_matrices
 from onebasin.symmetries.scales import ScaledTensors
 from onebasin.symmetries.structure import Basis, BasisKind, Group, Place, Power, Scale
 from onebasin.symmetries.symmetry import Permutation, Symmetry, describe_symmetry, read_element, read_symmetry
@@ -76,7 +76,7 @@ class Transform:
 
     @functools.cached_property
     def _plans(self) -> dict[str, Tensor]:
-        return {k: v for n, m in self.matrices.items() for k, v in pair(n, m, torch.linalg.inv(m).mT).items()}
+        return make_plans(self.matrices)
 
     @property
     def is_identity(self) -> bool:
