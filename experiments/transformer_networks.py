@@ -43,6 +43,8 @@ class Recipe:
         weight_decay: of AdamW.
         dropout: in train mode.
         context: tokens of a piece of text.
+        patience: stop after so many looks at the validation loss, 50 steps apart, without a new lowest one, and go back to
+            that one; 0 to take all steps.
     """
 
     network: str
@@ -56,14 +58,17 @@ class Recipe:
     weight_decay: float = 1e-3
     dropout: float = 0.1
     context: int = 256
+    patience: int = 0
 
 
 RECIPES = {
     "vit": Recipe("vit"),
-    "gpt": Recipe("gpt", num_heads=4, hidden=1024, steps=3000, batch=32, weight_decay=0.01),
-    "llama": Recipe("llama", num_heads=4, hidden=704, steps=3000, batch=32, weight_decay=0.01),
+    "gpt": Recipe("gpt", num_heads=4, hidden=1024, steps=5000, batch=32, weight_decay=0.01, patience=5),
+    "llama": Recipe("llama", num_heads=4, hidden=704, steps=5000, batch=32, weight_decay=0.01, patience=5),
 }
+"""Of the text, 5,000 steps are 100 epochs."""
 VOCABULARY = 1024
+_STEPS_BETWEEN_LOOKS = 50
 
 
 class Attention(nn.Module):
@@ -183,7 +188,7 @@ def load_data(network: str, split: str, device: str, context: int = 256) -> tupl
 
 
 def _encode() -> dict[str, Tensor]:
-    """The tokens of Tiny Shakespeare, nine tenths for training and the last twentieth for tests."""
+    """The tokens of Tiny Shakespeare: nine tenths for training, a twentieth to stop by, and the last one for tests."""
     folder = Path(os.environ.get("ONEBASIN_DATA", "."))
     stored = Path("experiments-output/shakespeare.json")
     if not stored.is_file():
@@ -193,7 +198,7 @@ def _encode() -> dict[str, Tensor]:
         cuts = int(0.9 * len(text)), int(0.95 * len(text))
         tokenizer = ByteLevelBPETokenizer()
         tokenizer.train_from_iterator([text[: cuts[0]]], vocab_size=VOCABULARY)
-        parts = {"train": text[: cuts[0]], "test": text[cuts[1] :]}
+        parts = {"train": text[: cuts[0]], "validation": text[cuts[0] : cuts[1]], "test": text[cuts[1] :]}
         stored.parent.mkdir(parents=True, exist_ok=True)
         found = {name: tokenizer.encode(part).ids for name, part in parts.items()}
         write_atomically(stored, lambda path: path.write_text(json.dumps(found)))
@@ -206,6 +211,8 @@ class Training:
     def __init__(self, recipe: Recipe, seed: int, data: tuple[Tensor, Tensor]):
         torch.manual_seed(seed)
         self.recipe, (self.inputs, self.targets) = recipe, data
+        self.lowest, self.looks_since = math.inf, 0
+        self.best: dict[str, Tensor] = {}
         device = self.inputs.device
         self.on_gpu = device.type == "cuda"
         self.model = Transformer(recipe).to(device).train()
@@ -230,6 +237,21 @@ class Training:
         cost.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
+
+    @torch.no_grad()
+    def look(self, inputs: Tensor, targets: Tensor) -> None:
+        """At the validation loss; keep the parameters if it is the lowest so far."""
+        cost = float(loss(self.model.eval()(inputs), targets))
+        self.model.train()
+        self.looks_since += 1
+        if cost < self.lowest:
+            self.lowest, self.looks_since = cost, 0
+            self.best = {key: value.clone() for key, value in self.model.state_dict().items()}
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the validation loss falls no more."""
+        return 0 < self.recipe.patience <= self.looks_since
 
     def make_replay(self) -> Callable[[], None]:
         """A step as a graph; on the CPU the step itself."""
@@ -270,12 +292,22 @@ def train_side_by_side(recipe: Recipe, seeds: Sequence[int], data: tuple[Tensor,
     """Networks of one recipe, one per seed, in eval mode; on a GPU each on a stream of its own."""
     runs = [Training(recipe, seed, data) for seed in seeds]
     replays = [run.make_replay() for run in runs]
-    for _ in range(recipe.steps):
+    looked_at = load_data(recipe.network, "validation", str(data[0].device), recipe.context) if recipe.patience else ()
+    for number in range(1, recipe.steps + 1):
         for run, replay in zip(runs, replays, strict=True):
+            if run.is_finished:
+                continue
             with torch.cuda.stream(run.stream):
                 replay()
+                if looked_at and number % _STEPS_BETWEEN_LOOKS == 0:
+                    run.look(*looked_at)
+        if all(run.is_finished for run in runs):
+            break
     if data[0].is_cuda:
         torch.cuda.synchronize()
+    for run in runs:
+        if run.best:
+            run.model.load_state_dict(run.best)
     return [run.model.eval() for run in runs]
 
 
