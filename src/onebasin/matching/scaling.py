@@ -17,7 +17,7 @@ from torch import Tensor
 from onebasin.descent.cuda_graphs import CapturedStep
 from onebasin.matching.methods.base import check_count, check_number
 from onebasin.matching.problem import Problem
-from onebasin.symmetries.basis_matrices import complement_of_ones, pair
+from onebasin.symmetries.basis_matrices import complement_of_ones, pair, turn
 from onebasin.symmetries.structure import Basis
 from onebasin.symmetries.transform import matrix_shape, mixed_tensors, scale_shape, scaled_tensors
 from onebasin.tensors.states import StateDict
@@ -148,6 +148,10 @@ class _LearnedBasis:
 
     def matrices(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         made = self.generator.to(dtype)
+        if self.basis.is_rotary:
+            growth, angle = made[..., 0, 0], made[..., 1, 0]
+            grown, opposite = turn(angle, growth.exp()), turn(angle, (-growth).exp())
+            return grown @ self._first[dtype][0], opposite @ self._first[dtype][1]
         if self.basis.kind != "linear":
             made = made - made.mT
         if self.basis.kind == "centred":

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from onebasin.symmetries.layout import Factor, Layout, Product, Sum, Switch, Term
 from onebasin.symmetries.mixing import mix_all
-from onebasin.symmetries.structure import Basis, BasisKind, Group
+from onebasin.symmetries.structure import Basis, BasisKind
 from onebasin.symmetries.unrolling import unroll
 
 
@@ -19,16 +19,15 @@ class MixedTensors:
 
     Args:
         bases: by name.
-        groups: whose units they belong to.
         layouts: of the tensors.
     """
 
-    def __init__(self, bases: Mapping[str, Basis], groups: Mapping[str, Group], layouts: Mapping[str, Layout]):
+    def __init__(self, bases: Mapping[str, Basis], layouts: Mapping[str, Layout]):
         self._layouts: dict[str, Layout] = {}
         self._parents: dict[str, tuple[str, ...]] = {}
         for basis in bases.values():
             for is_dual in (False, True):
-                self._parents[_name(basis.name, is_dual)] = groups[basis.group].parents
+                self._parents[_name(basis.name, is_dual)] = basis.parents
             for key, places in basis.places.items():
                 terms = list(self._layouts.get(key, layouts[key]))
                 for axis in {place.axis for place in places}:
@@ -110,11 +109,20 @@ def random_matrices(shape: Iterable[int], kind: BasisKind, generator: torch.Gene
     if kind == "linear":
         stretch = (0.3 * torch.randn(shape[:-1], generator=generator, dtype=torch.float64)).exp()
         return first @ (stretch.unsqueeze(-1) * second)
+    if kind == "rotary":
+        angle, stretch = (torch.randn(shape[:-2], generator=generator, dtype=torch.float64) for _ in range(2))
+        return turn(3 * angle, (0.3 * stretch).exp())
     if kind == "orthogonal" or size == 1:
         return first if size > 1 else torch.ones(shape, dtype=torch.float64)
     inner = torch.linalg.qr(torch.randn((*shape[:-2], size - 1, size - 1), generator=generator, dtype=torch.float64)).Q
     rest = complement_of_ones(size)
     return rest @ inner @ rest.mT + torch.full((size, size), 1 / size, dtype=torch.float64)
+
+
+def turn(angle: Tensor, stretch: Tensor) -> Tensor:
+    """Rotations of two units by an angle, times a number."""
+    cos, sin = stretch * angle.cos(), stretch * angle.sin()
+    return torch.stack([torch.stack([cos, -sin], -1), torch.stack([sin, cos], -1)], -2)
 
 
 def complement_of_ones(size: int) -> Tensor:
@@ -133,6 +141,14 @@ def check_matrices(basis: Basis, matrices: Tensor, tolerance: float = 1e-6) -> N
     if not bool(matrices.isfinite().all()):
         raise ValueError(f"the matrix of {basis.name!r} is not finite")
     identity = torch.eye(matrices.shape[-1], dtype=matrices.dtype)
+    if basis.kind == "rotary":
+        cos, sin = (matrices[..., 0, 0] + matrices[..., 1, 1]) / 2, (matrices[..., 1, 0] - matrices[..., 0, 1]) / 2
+        stretch = torch.hypot(cos, sin)
+        if not torch.allclose(turn(torch.atan2(sin, cos), stretch), matrices, rtol=tolerance, atol=0) or not bool(
+            (stretch > 0).all()
+        ):
+            raise ValueError(f"a matrix of {basis.name!r} is not a rotation times a positive number")
+        return
     if basis.kind != "linear" and not torch.allclose(matrices @ matrices.mT, identity.expand_as(matrices), atol=tolerance):
         raise ValueError(f"the matrix of {basis.name!r} is not orthogonal")
     if basis.kind == "centred" and not torch.allclose(matrices.sum(-1), torch.ones(()).to(matrices), atol=tolerance):

@@ -105,8 +105,9 @@ class Place(NamedTuple):
     is_dual: bool
 
 
-BasisKind = Literal["linear", "orthogonal", "centred"]
-"""Any invertible matrix, an orthogonal one, or an orthogonal one that keeps the vector of ones."""
+BasisKind = Literal["linear", "orthogonal", "centred", "rotary"]
+"""Any invertible matrix, an orthogonal one, an orthogonal one that keeps the vector of ones, or a rotation of two units times
+a positive number."""
 
 
 @dataclass(frozen=True)
@@ -117,15 +118,23 @@ class Basis:
 
     Attributes:
         name: the first tensor that is multiplied by it.
-        group: of the units; a family has a matrix for each of its members.
+        group: of the units; a family has a matrix for each of its members. Two units that a rotary embedding turns together
+            cannot be permuted, so theirs is no group but the name of an extent in the layouts.
         kind: which matrices leave the function alone.
         places: for each state key how the matrix enters the tensor.
+        parents: of the units, as of a group.
     """
 
     name: str
     group: str
     kind: BasisKind
     places: Mapping[str, tuple[Place, ...]]
+    parents: tuple[str, ...] = ()
+
+    @property
+    def is_rotary(self) -> bool:
+        """Whether its units cannot be permuted."""
+        return self.kind == "rotary"
 
 
 @dataclass(frozen=True)

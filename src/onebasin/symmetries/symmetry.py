@@ -67,7 +67,11 @@ class Symmetry(Structure):
         if patterns and not kept:
             raise ValueError(f"no group matches {patterns}; there are {', '.join(self.groups)}")
         scales = {name: scale for name, scale in self.scales.items() if scale.group in kept}
-        bases = {name: basis for name, basis in self.bases.items() if basis.group in kept}
+        bases = {
+            name: basis
+            for name, basis in self.bases.items()
+            if (basis.group in kept if basis.group in self.groups else any(fnmatch.fnmatchcase(basis.group, p) for p in patterns))
+        }
         return replace(self, groups=kept, scales=scales, bases=bases)
 
     def verify(self, model: nn.Module, example_inputs: Any, tolerance: float = 1e-9) -> float:

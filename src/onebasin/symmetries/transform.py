@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args, overload
 
@@ -143,10 +143,11 @@ class Transform:
 
     def _carry_matrices(self, matrices: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The same, for numbers of pairs of units."""
-        groups, carried = self.symmetry.groups, {}
+        carried = {}
         for name, value in matrices.items():
-            group = groups[self.symmetry.bases[name].group]
-            index = self.permutation[group.name]
+            basis = self.symmetry.bases[name]
+            group = Group(basis.group, value.shape[-1], basis.parents)
+            index = torch.arange(group.size) if basis.is_rotary else self.permutation[group.name]
             outer = tuple(source[..., None, None] for source in self.permutation.parent_sources(group))
             carried[name] = value[(*outer, index.unsqueeze(-1), index.unsqueeze(-2))]
         return carried
@@ -158,7 +159,7 @@ class Transform:
             for s in self.symmetry.scales.values()
         ]
         bases = [
-            [b.name, b.group, b.kind, {key: [list(p) for p in places] for key, places in b.places.items()}]
+            [b.name, b.group, b.kind, {key: [list(p) for p in places] for key, places in b.places.items()}, list(b.parents)]
             for b in self.symmetry.bases.values()
         ]
         header = {**describe_symmetry(self.symmetry), "format": "onebasin transform 1", "scales": scales}
@@ -186,7 +187,7 @@ class Transform:
         symmetry = read_symmetry(
             header,
             scales=_read_scales(header["scales"]),
-            bases=_read_bases(header.get("bases", ())),
+            bases=_read_bases(header.get("bases", ()), {name: parents for name, _, parents in header["groups"]}),
             fixed={key: float(value) for key, value in header.get("fixed", {}).items()},
         )
         return cls(Permutation(symmetry, parts["index"]), parts["log"], parts["matrix"])
@@ -199,7 +200,7 @@ def scaled_tensors(symmetry: Symmetry) -> ScaledTensors:
 
 def mixed_tensors(symmetry: Symmetry) -> MixedTensors:
     """Multiplies the tensors of a symmetry by the matrices of its bases."""
-    return MixedTensors(symmetry.bases, symmetry.groups, symmetry.layouts)
+    return MixedTensors(symmetry.bases, symmetry.layouts)
 
 
 def _read_scales(entries: list[Any]) -> dict[str, Scale]:
@@ -210,20 +211,20 @@ def _read_scales(entries: list[Any]) -> dict[str, Scale]:
     return scales
 
 
-def _read_bases(entries: Iterable[Any]) -> dict[str, Basis]:
+def _read_bases(entries: Iterable[Any], parents: Mapping[str, Sequence[str]]) -> dict[str, Basis]:
     bases = {}
-    for name, group, kind, places in entries:
+    for name, group, kind, places, *more in entries:  # files of earlier versions do not repeat the parents of the group
         if kind not in get_args(BasisKind):
             raise ValueError(f"no basis has the kind {kind!r}")
         read = {key: tuple(Place(int(a), int(n), bool(d)) for a, n, d in found) for key, found in places.items()}
-        bases[name] = Basis(name, group, kind, read)
+        bases[name] = Basis(name, group, kind, read, tuple(more[0] if more else parents[group]))
     return bases
 
 
 def matrix_shape(symmetry: Symmetry, basis: Basis) -> tuple[int, ...]:
     """One matrix for each member of a family: (*parent sizes, size, size)."""
-    group = symmetry.groups[basis.group]
-    return (*(symmetry.sizes[parent] for parent in group.parents), group.size, group.size)
+    size = symmetry.sizes[basis.group]
+    return (*(symmetry.sizes[parent] for parent in basis.parents), size, size)
 
 
 def check_fixed(symmetry: Symmetry, state: State) -> None:

@@ -26,6 +26,7 @@ from onebasin.symmetries.transform import TransformedSymmetry
 from onebasin.symmetries.verification import MAX_ENTRIES, CannotVerify, verify_programs
 from onebasin.tensors.states import find_ties, read_state
 from onebasin.tracing.axes.terms import forget_normal_forms
+from onebasin.tracing.bases.rotary import add_rotary_bases
 from onebasin.tracing.conversion import Kinds, to_symmetry
 from onebasin.tracing.trace import Trace
 from onebasin.tracing.walk import walk
@@ -71,6 +72,8 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True, kinds: 
     with LOCK:  # another thread that traces the same model may just have it in train mode, without counters of batches
         state = read_state(model)
         result, programs = _trace(model, calls, check=verify, kinds=kinds)
+        if kinds == "all" and state.device.type != "meta":
+            result = add_rotary_bases(result, programs.given, state)
     if verify and state.device.type != "meta":
         verify_programs(result, programs.given, state)
         for program in (*(programs.derived if state.num_entries <= MAX_ENTRIES else ()), *programs.training):

@@ -73,7 +73,7 @@ def to_symmetry(trace: Trace, model: nn.Module, programs: Iterable[Program], kin
     fixed, bases, gains = {}, {}, ()
     if kinds == "all":
         fixed = _find_fixed(trace, model, names)
-        bases, gains = find_bases(trace, names, state, fixed)
+        bases, gains = find_bases(trace, names, groups, state, fixed)
         scales = {name: scale for name, scale in scales.items() if _is_apart(scale, bases.values(), fixed)}
     return Symmetry(
         groups=groups,

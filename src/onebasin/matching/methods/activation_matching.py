@@ -19,7 +19,13 @@ from torch import Tensor, nn
 
 from onebasin.landscape.batches import run_batches
 from onebasin.matching.methods.base import Match, Method, check_count
-from onebasin.matching.methods.basis_matching import CrossProducts, sole_bases, sweep_with_bases
+from onebasin.matching.methods.basis_matching import (
+    CrossProducts,
+    sole_bases,
+    sweep_with_bases,
+    with_pairs,
+    without_pairs,
+)
 from onebasin.matching.methods.weight_matching import sweep
 from onebasin.matching.problem import Problem
 from onebasin.matching.scores import innermost_axes, member_blocks, products, reduce_to
@@ -52,7 +58,7 @@ class ActivationMatching(Method):
         """One pass over the data, then an assignment per group."""
         assert problem.model is not None
         assert problem.batches is not None
-        symmetry = problem.symmetry
+        symmetry = with_pairs(problem.symmetry)
         missing = [name for name in symmetry.groups if not symmetry.sites.get(name)]
         sites = {site for found in symmetry.sites.values() for site in found}
         statistics = {site: _Correlations(symmetry, site) for site in sites}
@@ -76,11 +82,12 @@ class ActivationMatching(Method):
             scores[each.basis.group] = each.scores()
         permutation = harden(symmetry, scores)
         problem.report({"batches": count, "sites": len(sites), "groups without a site": len(missing)})
-        found = Transform(permutation, {}, {name: each.rotations(permutation) for name, each in mixed.items()})
+        rotated = {name: each.rotations(permutation) for name, each in mixed.items()}
+        found = without_pairs(problem.symmetry, Transform(permutation, {}, rotated))
         if missing and symmetry.bases:
             found, _ = sweep_with_bases(problem, _MAX_SWEEPS, found, only=missing)
         elif missing:
-            found = Transform(sweep(problem, permutation, only=missing)[0], {})
+            found = Transform(sweep(problem, found.permutation, only=missing)[0], {})
         return Match(found.permutation, problem.cost(found.permutation), converged=True, matrices=found.matrices)
 
 

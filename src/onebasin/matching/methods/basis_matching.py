@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,17 +17,32 @@ from torch import Tensor
 from onebasin.matching.problem import Problem
 from onebasin.matching.scores import inner_product, order_from_anchors, score, touched_keys
 from onebasin.relaxation.hardening import harden, joint_groups
-from onebasin.symmetries import Basis, Permutation, Symmetry, Transform
-from onebasin.symmetries.basis_matrices import MixedTensors, complement_of_ones
+from onebasin.symmetries import Basis, Group, Permutation, Symmetry, Transform
+from onebasin.symmetries.basis_matrices import MixedTensors, complement_of_ones, turn
 from onebasin.symmetries.layout import names
 from onebasin.symmetries.transform import mixed_tensors
 from onebasin.tensors.states import State
+
+
+_NUM_NEWTON = 20
 
 
 def sole_bases(symmetry: Symmetry) -> dict[str, Basis]:
     """The bases of groups that have no other basis, by name."""
     count = Counter(basis.group for basis in symmetry.bases.values())
     return {name: basis for name, basis in symmetry.bases.items() if count[basis.group] == 1}
+
+
+def with_pairs(symmetry: Symmetry) -> Symmetry:
+    """A symmetry in which two units that a rotary embedding turns together are a group too, which is never permuted."""
+    pairs = [basis for basis in symmetry.bases.values() if basis.is_rotary]
+    return replace(symmetry, groups=symmetry.groups | {b.group: Group(b.group, 2, b.parents) for b in pairs})
+
+
+def without_pairs(symmetry: Symmetry, found: Transform) -> Transform:
+    """A transform of `with_pairs(symmetry)` as one of the symmetry."""
+    indices = {name: found.permutation[name] for name in symmetry.groups}
+    return Transform(Permutation(symmetry, indices, check=False), found.logarithms, found.matrices)
 
 
 class CrossProducts:
@@ -42,7 +58,10 @@ class CrossProducts:
     def scores(self) -> Tensor:
         """For `harden`: each pair of members counts as much as its best rotation; inside, nothing is permuted."""
         size = self.total.shape[-1]
-        values = torch.linalg.svdvals(self.total).sum(-1) / size
+        if self.basis.is_rotary:
+            values = torch.hypot(*_complex_sum(self.total)) / size
+        else:
+            values = torch.linalg.svdvals(self.total).sum(-1) / size
         return values[..., None, None] * torch.eye(size, dtype=torch.float64)
 
     def rotations(self, permutation: Permutation) -> Tensor:
@@ -55,10 +74,18 @@ class CrossProducts:
             for parent, target, source in zip(group.parents, grid, permutation.parent_sources(group), strict=True):
                 index += [target, source] if parent in self.symmetry.groups else [target]
             chosen = self.total[tuple(index)]
+        if self.basis.is_rotary:
+            real, imaginary = _complex_sum(chosen)
+            return turn(torch.atan2(imaginary, real), torch.ones_like(real))
         if self.basis.kind != "centred":
             return _rotation(chosen)
         inside = complement_of_ones(chosen.shape[-1])
         return inside @ _rotation(inside.mT @ chosen @ inside) @ inside.mT + 1 / chosen.shape[-1]
+
+
+def _complex_sum(products: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross products of two pairs of units as complex numbers: the sum of target times the conjugate of source."""
+    return products[..., 0, 0] + products[..., 1, 1], products[..., 1, 0] - products[..., 0, 1]
 
 
 def _rotation(products: Tensor) -> Tensor:
@@ -82,11 +109,15 @@ def sweep_with_bases(
     Returns:
         What to do to the source, and whether the last sweep changed nothing.
     """
-    symmetry = problem.symmetry
+    given, symmetry = problem.symmetry, with_pairs(problem.symmetry)
+    problem = replace(problem, symmetry=symmetry)
     bases = sole_bases(symmetry)
     sets = [groups for groups in joint_groups(symmetry) if only is None or any(g.name in only for g in groups)]
     touched = [touched_keys(symmetry, problem.keys, groups) for groups in sets]
-    total = Transform(symmetry.identity(), {}) if start is None else start
+    total = Transform(symmetry.identity(), {})
+    if start is not None:
+        indices = {**symmetry.identity().indices, **start.permutation.indices}
+        total = Transform(Permutation(symmetry, indices, check=False), start.logarithms, start.matrices)
     current = total.apply(problem.source.load())
     decided = symmetry.groups.keys() - {group.name for groups in sets for group in groups}
     num_moved = 0
@@ -108,7 +139,7 @@ def sweep_with_bases(
         if not num_moved:
             break
     members = {group.name for groups in sets for group in groups}
-    return _stretch(problem, current, members) @ total, num_moved == 0
+    return without_pairs(given, _stretch(problem, current, members) @ total), num_moved == 0
 
 
 def _stretch(problem: Problem, current: State, groups: Collection[str]) -> Transform:
@@ -120,9 +151,11 @@ def _stretch(problem: Problem, current: State, groups: Collection[str]) -> Trans
     mixed = mixed_tensors(symmetry)
     found: dict[str, Tensor] = {}
     for name, basis in symmetry.bases.items():
+        keys = [key for key in problem.keys if key in basis.places]
+        if basis.is_rotary and basis.group in groups:
+            found[name] = _lengthen(mixed, problem.target, current, name, keys)
         if basis.kind != "linear" or basis.group not in groups:
             continue
-        keys = [key for key in problem.keys if key in basis.places]
         best = _distance(current, problem.target, keys)
         for is_dual in (False, True):
             matrix = _least_squares(mixed, problem.target, current, name, is_dual, keys)
@@ -134,6 +167,37 @@ def _stretch(problem: Problem, current: State, groups: Collection[str]) -> Trans
             if distance < best:
                 best, found[name] = distance, matrix
     return Transform(symmetry.identity(), {}, found)
+
+
+def _lengthen(mixed: MixedTensors, target: State, source: State, name: str, keys: Sequence[str]) -> Tensor:
+    """Numbers for pairs of units that bring queries times s and keys over s closest to the target, each by Newton's method.
+
+    The distance is a s^2 - 2 b s + c / s^2 - 2 d / s but for a constant. As a function of the logarithm of s it is convex
+    where b and d are not negative; steps are bounded, and what is not lower in the end is left at one.
+    """
+    squares, products = [], []
+    for is_dual in (False, True):
+        square = product = torch.zeros(())
+        for key in keys:
+            pairs = (mixed.unfold(key, state[key].double(), name, is_dual) for state in (target, source))
+            for theirs, ours in zip(*pairs, strict=True):
+                square = square.to(ours.device) + ours.square().sum((-2, -1))
+                product = product.to(ours.device) + (theirs * ours).sum((-2, -1))
+        squares.append(square.cpu())
+        products.append(product.cpu())
+    (a, c), (b, d) = squares, products
+
+    def cost(t: Tensor) -> Tensor:
+        return a * (2 * t).exp() - 2 * b * t.exp() + c * (-2 * t).exp() - 2 * d * (-t).exp()
+
+    t = torch.zeros_like(a)
+    for _ in range(_NUM_NEWTON):
+        slope = 2 * (a * (2 * t).exp() - b * t.exp() - c * (-2 * t).exp() + d * (-t).exp())
+        curvature = 2 * (2 * a * (2 * t).exp() - b * t.exp() + 2 * c * (-2 * t).exp() - d * (-t).exp())
+        step = torch.where(curvature > 0, slope / curvature, slope.sign() * 0.1)
+        t = t - torch.nan_to_num(step).clamp(-0.5, 0.5)
+    t = torch.where(cost(t) < cost(torch.zeros_like(t)), t, torch.zeros_like(t))
+    return turn(torch.zeros_like(t), t.exp())
 
 
 def _least_squares(

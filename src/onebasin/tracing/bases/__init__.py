@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from onebasin.symmetries import Basis
+from onebasin.symmetries import Basis, Group
 from onebasin.tracing.axes.terms import Atom
 from onebasin.tracing.bases.basis_rules import RULES
 from onebasin.tracing.bases.classes import System
@@ -18,13 +18,14 @@ from onebasin.tracing.trace import Trace
 
 
 def find_bases(
-    trace: Trace, names: Mapping[Atom, str], keys: Iterable[str], fixed: Iterable[str]
+    trace: Trace, names: Mapping[Atom, str], groups: Mapping[str, Group], keys: Iterable[str], fixed: Iterable[str]
 ) -> tuple[dict[str, Basis], tuple[str, ...]]:
     """The changes of basis of the named groups, by name; they hold in eval mode. And the gains that units are multiplied by.
 
     Args:
         trace: finished, so that its atoms change no more.
         names: of groups.
+        groups: by name.
         keys: of the state, in order.
         fixed: keys of parameters that are filled with one number and stay so.
     """
@@ -32,4 +33,4 @@ def find_bases(
     for program, values in trace.walks:
         if not program.training:
             Reading(system, RULES, program, values).run()
-    return system.solve(list(keys)), tuple(system.gains)
+    return system.solve(list(keys), groups), tuple(system.gains)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from enum import IntEnum
 from typing import NamedTuple
 
-from onebasin.symmetries import Basis, Place
+from onebasin.symmetries import Basis, Group, Place
 from onebasin.symmetries.structure import BasisKind
 from onebasin.tracing.axes.terms import Atom, parents_of
 from onebasin.tracing.slots.system import Slots, SlotSystem, TensorSlots, atoms_of
@@ -178,7 +179,7 @@ class System(SlotSystem):
         elif is_dual:
             self._freedom[x.unknown] = max(Freedom.ORTHOGONAL, self._freedom.get(x.unknown, Freedom.LINEAR))
 
-    def solve(self, keys: Sequence[str]) -> dict[str, Basis]:
+    def solve(self, keys: Sequence[str], groups: Mapping[str, Group]) -> dict[str, Basis]:
         """A basis for each class that allows more than permutations and that two axes or more belong to."""
         parents = {parent for atom in self.names for parent in parents_of(atom)}
         order = {key: number for number, key in enumerate(keys)}
@@ -194,7 +195,7 @@ class System(SlotSystem):
             freedom = self._freedom.get(root, Freedom.LINEAR)
             if freedom < Freedom.PERMUTATION and len(members) > 1:
                 basis = self._make_basis(members, freedom, taken=found)
-                found[basis.name] = basis
+                found[basis.name] = replace(basis, parents=groups[basis.group].parents)
         return found
 
     def _make_basis(self, members: Sequence[tuple[Unknown, Atom, bool]], freedom: Freedom, taken: Iterable[str]) -> Basis:
