@@ -2,8 +2,8 @@
 
 The ViT reads patches of 4 x 4 pixels, has learned positions and averages its tokens. The language models read Tiny
 Shakespeare in a byte-level BPE of 1,024 tokens that is trained on its training part; "gpt" has layer norms and learned
-positions, "llama" RMS norms, rotary positions, grouped queries and SwiGLU. Heads are not tied to embeddings. On a GPU a step
-is one CUDA graph.
+positions, "llama" RMS norms, rotary positions, grouped queries and SwiGLU. Both start as GPT-2 does; heads are not tied to
+embeddings. On a GPU a step is one CUDA graph.
 """
 
 from __future__ import annotations
@@ -154,6 +154,11 @@ class Transformer(nn.Module):
         self.norms = nn.ModuleList(make_norm() for _ in range(2 * recipe.num_blocks))
         self.last, self.head = make_norm(), nn.Linear(width, 10 if self.reads_images else VOCABULARY, bias=self.reads_images)
         self.dropout = nn.Dropout(dropout)
+        for module in () if self.reads_images else self.modules():  # as GPT-2 starts
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+                if isinstance(module, nn.Linear) and module.bias is not None:
+                    nn.init.zeros_(module.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Images to class scores, or tokens to the scores of the tokens that follow."""
