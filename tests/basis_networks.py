@@ -40,9 +40,33 @@ class Attention(nn.Module):
         return self.o(mixed.transpose(1, 2).reshape(batch, length, -1))
 
 
+class PackedAttention(nn.Module):
+    """Two heads of four, queries, keys and values from one layer, and rotary positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.o = nn.Linear(D, 24), nn.Linear(8, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q, k, v = (part.view(batch, length, 2, 4).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        scores = rotary(q, "halves") @ rotary(k, "halves").mT
+        return self.o((scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, length, -1))
+
+
 def rotary(x: Tensor, style: str) -> Tensor:
     """Pairs turned by an angle that grows with the position."""
     angles = torch.arange(x.shape[2])[:, None] * torch.tensor([1.0, 0.1])
+    if style == "part":
+        first, second, rest = x.split([1, 1, 2], -1)
+        cos, sin = angles[:, :1].cos(), angles[:, :1].sin()
+        return torch.cat([first * cos - second * sin, first * sin + second * cos, rest], -1)
+    if style == "complex":
+        pairs = torch.view_as_complex(x.unflatten(-1, (2, 2)).contiguous())
+        return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles).to(x), angles.to(x))).flatten(-2)
+    if style == "not in pairs":
+        angles = torch.arange(x.shape[2])[:, None] * torch.tensor([1.0, 0.1, 0.7, 0.3])
+        return x * angles.cos() + torch.cat([-x[..., 2:], x[..., :2]], -1) * angles.sin()
     if style == "halves":
         cos, sin = (f(torch.cat([angles, angles], -1)) for f in (torch.cos, torch.sin))
         first, second = x.chunk(2, -1)

@@ -23,6 +23,7 @@ from tests.basis_networks import (
     Function,
     LoRA,
     Model,
+    PackedAttention,
     Recurrent,
     RMSNorm,
     SwiGLU,
@@ -70,9 +71,39 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[tuple[int,
         TOKENS,
         [(D, "linear"), (4, "linear")],
     ),
-    "RoPE, halves": (lambda: Model([Attention(rotate="halves")], layers(2)), TOKENS, [(D, "centred"), (4, "linear")]),
-    "RoPE, interleaved": (
-        lambda: Model([Attention(rotate="interleaved")], layers(2)), TOKENS, [(D, "centred"), (4, "linear")]
+    **{
+        f"RoPE, {style}": (
+            lambda style=style: Model([Attention(rotate=style)], layers(2)),
+            TOKENS,
+            [(D, "centred"), (4, "linear"), (2, "rotary")],
+        )
+        for style in ("halves", "interleaved", "complex")
+    },
+    "RoPE of a part": (
+        lambda: Model([Attention(rotate="part")], layers(2)),
+        TOKENS,
+        [(D, "centred"), (4, "linear"), (2, "linear"), (2, "rotary")],
+    ),
+    "RoPE, one head of keys": (
+        lambda: Model([Attention(kv_heads=1, rotate="halves")], layers(2)),
+        TOKENS,
+        [(D, "centred"), (4, "linear"), (2, "rotary")],
+    ),
+    "RoPE, packed": (lambda: Model([PackedAttention()], layers(2)), TOKENS, [(D, "centred"), (4, "linear"), (2, "rotary")]),
+    "RoPE, halves in one layer and interleaved in another": (
+        lambda: Model([Attention(rotate="halves"), Attention(rotate="interleaved")], layers(3)),
+        TOKENS,
+        [(D, "centred"), (4, "linear"), (2, "rotary"), (4, "linear"), (2, "rotary")],
+    ),
+    "RoPE behind norms": (
+        lambda: Model([Attention(rotate="halves", norm=nn.RMSNorm(4, elementwise_affine=False))], layers(2)),
+        TOKENS,
+        [(D, "centred"), (4, "linear")],
+    ),
+    "trap: turned, but not in pairs": (
+        lambda: Model([Attention(rotate="not in pairs")], layers(2)),
+        TOKENS,
+        [(D, "centred"), (4, "linear")],
     ),
     "grouped queries": (lambda: Model([Attention(4, 2)], layers(2)), TOKENS, [(D, "centred"), *HEAD]),
     "multi-query": (lambda: Model([Attention(2, 1)], layers(2)), TOKENS, [(D, "centred"), *HEAD]),
@@ -122,11 +153,11 @@ def make(name: str) -> tuple[nn.Module, torch.Tensor]:
 def test_kinds_counted_by_hand(name):
     model, x = make(name)
     symmetry = ob.symmetry(model, x, kinds="all")
-    found = sorted((symmetry.groups[basis.group].size, basis.kind) for basis in symmetry.bases.values())
+    found = sorted((symmetry.sizes[basis.group], basis.kind) for basis in symmetry.bases.values())
     assert found == sorted(CASES[name][2])
 
 
-@pytest.mark.parametrize("name", ["pre-LN", "RMSNorm by hand", "grouped queries", "tied embeddings", "windows", "LoRA"])
+@pytest.mark.parametrize("name", ["pre-LN", "RMSNorm by hand", "grouped queries", "tied embeddings", "windows", "LoRA", "RoPE, packed"])
 def test_the_function_is_unchanged(name):
     model, x = make(name)
     model, x = model.double(), x.double() if x.is_floating_point() else x
