@@ -2,6 +2,7 @@ import pytest
 import torch
 from adapted_network import TOKENS, adapted
 from networks import CASES
+from torch import nn
 
 import onebasin as ob
 from onebasin.checkpoints import move_adapter
@@ -88,3 +89,83 @@ def _is_nested(symmetry, key):
     return len(layout) > 1 and any(
         find_parent(layout, 1, siblings, parent) != 1 for parent, siblings in dependencies(layout[1], symmetry.parents)
     )
+
+
+class Stream(nn.Module):
+    """An embedding, attention in two heads and ReLU, behind layer norms whose gains are one."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm, self.up, self.down = nn.Embedding(5, 8), nn.LayerNorm(8), nn.Linear(8, 12), nn.Linear(12, 8)
+        self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x):
+        x = self.embed(x)
+        q, k, v = (f(self.norm(x)).unflatten(-1, (2, 4)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        x = x + self.o(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return self.last(self.norm(x + self.down(torch.relu(self.up(self.norm(x))))))
+
+
+@pytest.fixture(scope="module")
+def transformed():
+    """A network, a transform of all kinds, and a LoRA on every weight of two axes."""
+    torch.manual_seed(0)
+    model = Stream().double().eval()
+    symmetry = ob.symmetry(model, TOKENS, kinds="all")
+    assert {basis.kind for basis in symmetry.bases.values()} >= {"linear", "centred"}
+    assert symmetry.scales
+    lora = {}
+    for name in ("up", "down", "q", "k", "v", "o", "last"):
+        out, inputs = model.get_submodule(name).weight.shape
+        lora[f"base_model.model.{name}.lora_A.weight"] = torch.randn(3, inputs, dtype=torch.float64)
+        lora[f"base_model.model.{name}.lora_B.weight"] = torch.randn(out, 3, dtype=torch.float64)
+    lora["base_model.model.embed.lora_embedding_A"] = torch.randn(3, 5, dtype=torch.float64)
+    lora["base_model.model.embed.lora_embedding_B"] = torch.randn(8, 3, dtype=torch.float64)
+    return model, ob.Transform.random(symmetry, torch.Generator().manual_seed(0)), lora
+
+
+def merge_all(state, lora):
+    result = dict(state)
+    for key, a in lora.items():
+        if "_A" in key:
+            name = key.removeprefix("base_model.model.").partition(".lora_")[0]
+            product = lora[key.replace("_A", "_B")] @ a
+            result[f"{name}.weight"] = state[f"{name}.weight"] + (product.T if "embedding" in key else product)
+    return result
+
+
+def test_a_lora_is_transformed_with_its_model(transformed):
+    model, transform, lora = transformed
+    merged = merge_all(model.state_dict(), lora)
+    moved = move_adapter(transform, lazily(lora)).load()
+    assert moved.keys() == lora.keys()
+    found = merge_all(transform.apply(model), moved)
+    for key, value in transform.apply(merged).items():
+        torch.testing.assert_close(found[key], value)
+    outputs = [torch.func.functional_call(model, state, TOKENS) for state in (merged, found)]
+    torch.testing.assert_close(*outputs)
+
+
+def test_whole_modules_are_transformed(transformed):
+    model, transform, _ = transformed
+    whole = {
+        f"base_model.model.last.modules_to_save.default.{name}": value for name, value in model.last.state_dict().items()
+    }
+    moved = move_adapter(transform, lazily(whole)).load()
+    expected = transform.apply(model)
+    for name in ("weight", "bias"):
+        assert torch.equal(moved[f"base_model.model.last.modules_to_save.default.{name}"], expected[f"last.{name}"])
+
+
+def test_what_cannot_follow_a_transform_is_refused(transformed):
+    model, transform, _ = transformed
+    magnitude = {"base_model.model.up.lora_magnitude_vector": model.up.weight.detach().norm(dim=1)}
+    with pytest.raises(ValueError, match=r"is a magnitude \(DoRA\) of a weight that is scaled or mixed"):
+        move_adapter(transform, lazily(magnitude))
+    moved = move_adapter(ob.Transform(transform.permutation, {}), lazily(magnitude)).load()
+    expected = move_adapter(transform.permutation, lazily(magnitude)).load()
+    assert all(torch.equal(moved[key], value) for key, value in expected.items())
+    gain = {"base_model.model.norm.modules_to_save.default.weight": torch.full((8,), 2.0)}
+    with pytest.raises(ValueError, match=r"norm.modules_to_save.default.weight' must be filled with 1"):
+        move_adapter(transform, lazily(gain))

@@ -4,7 +4,9 @@ import pytest
 import torch
 from adapted_network import adapted
 from safetensors.torch import save_file
+from torch import nn
 
+import onebasin as ob
 from onebasin.checkpoints import open_checkpoint
 from onebasin.checkpoints.moving import move_file
 
@@ -39,3 +41,42 @@ def test_adapter_folders_keep_their_configuration(tmp_path):
     (tmp_path / "lora" / "adapter_config.json").write_text("{")
     with pytest.raises(ValueError, match=r"adapter_config.json is not a configuration"):
         move_file(permutation, tmp_path / "lora")
+
+
+@pytest.fixture
+def normed(tmp_path):
+    """A network with a batch norm, its checkpoint, and a transform with scales."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2)).eval()
+    save_file(model.state_dict(), tmp_path / "m.safetensors")
+    symmetry = ob.symmetry(model, torch.randn(2, 4), kinds="positive")
+    return model, ob.Transform.random(symmetry, torch.Generator().manual_seed(0))
+
+
+def test_models_and_task_vectors_are_transformed(tmp_path, normed):
+    model, transform = normed
+    moved = move_file(transform, tmp_path / "m.safetensors")
+    assert moved.kind == "model"
+    moved.write(tmp_path / "o.safetensors")
+    found = open_checkpoint(tmp_path / "o.safetensors").load()
+    for key, value in transform.apply(model).items():
+        torch.testing.assert_close(found[key], value)
+    vector = {key: torch.randn_like(value) for key, value in model.state_dict().items() if key.endswith("weight")}
+    save_file(vector, tmp_path / "v.safetensors")
+    move_file(transform, tmp_path / "v.safetensors", kind="task-vector").write(tmp_path / "w.safetensors")
+    found = open_checkpoint(tmp_path / "w.safetensors").load()
+    for key, value in transform.apply_difference(vector).items():
+        torch.testing.assert_close(found[key], value)
+    with pytest.raises(ValueError, match="'1.running_var' does not change linearly"):
+        move_file(transform, tmp_path / "m.safetensors", kind="task-vector")
+
+
+def test_optimizers_are_not_transformed(tmp_path, normed):
+    model, transform = normed
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(3, 4)).sum().backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "adam.pt")
+    with pytest.raises(ValueError, match="cannot follow scales and changes of basis"):
+        move_file(transform, tmp_path / "adam.pt")
+    assert move_file(ob.Transform(transform.permutation, {}), tmp_path / "adam.pt").kind == "optimizer"

@@ -6,7 +6,9 @@ from torch import nn
 
 import onebasin as ob
 from onebasin.symmetries import Transform
-from onebasin.symmetries.transform import TransformedSymmetry
+from onebasin.symmetries.transform import TransformedSymmetry, load_element
+from onebasin.tensors.files import save_tensors
+from onebasin.tensors.states import LazyState, read_state
 
 
 class Heads(nn.Module):
@@ -72,6 +74,11 @@ def test_files(case, tmp_path):
         Transform.load(tmp_path / "p.safetensors")
     with pytest.raises(ValueError, match="not a onebasin permutation"):
         ob.Permutation.load(tmp_path / "t.safetensors")
+    assert isinstance(load_element(tmp_path / "t.safetensors"), Transform)
+    assert load_element(tmp_path / "p.safetensors") == transform.permutation
+    save_tensors(tmp_path / "x.safetensors", {"w": torch.zeros(1)}, {})
+    with pytest.raises(ValueError, match=r"is neither a onebasin permutation nor a onebasin transform \(format None\)"):
+        load_element(tmp_path / "x.safetensors")
 
 
 def test_one_group_alone(case):
@@ -100,3 +107,55 @@ def test_verification_allows_for_rounding_where_units_are_mixed():
     assert symmetry.rounding == 0
     assert TransformedSymmetry(symmetry).rounding == 1e-12
     assert TransformedSymmetry(ob.symmetry(model, x, kinds="positive")).rounding == 0
+
+
+def test_differences_are_transformed_linearly(case):
+    model, _, symmetry = case
+    transform = Transform.random(symmetry, torch.Generator().manual_seed(1))
+    before = model.state_dict()
+    vector = {key: torch.randn_like(value) for key, value in before.items() if key.endswith("weight")}
+    moved = transform.apply_difference(vector)
+    lazily = transform.apply_difference(read_state(vector).lazily())
+    assert isinstance(lazily, LazyState)
+    expected = transform.apply({key: value + vector.get(key, 0) for key, value in before.items()})
+    for key, value in transform.apply(model).items():
+        torch.testing.assert_close(expected[key], value + moved.get(key, 0) if key in moved else value)
+        assert key not in moved or torch.equal(lazily[key], moved[key])
+    with pytest.raises(ValueError, match=r"'x' has shape \(2,\), the symmetry does not know it"):
+        transform.apply_difference({"x": torch.zeros(2)})
+    key = next(iter(vector))
+    with pytest.raises(ValueError, match=r"has shape \(1,\), the symmetry expects"):
+        transform.apply_difference({key: torch.zeros(1)})
+
+
+def test_variances_of_batch_norms_have_no_differences():
+    model, x = cnn().eval(), torch.randn(3, 2, 6, 6)
+    transform = Transform.random(ob.symmetry(model, x, kinds="positive"))
+    with pytest.raises(ValueError, match="'1.running_var' does not change linearly, because an eps is added to it"):
+        transform.apply_difference({"1.running_var": torch.zeros(6)})
+    Transform(transform.permutation, {}).apply_difference({"1.running_var": torch.zeros(6)})
+
+
+def test_gains_must_not_differ():
+    model, x = nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Linear(8, 2)).eval(), torch.randn(4, 3)
+    transform = Transform.random(ob.symmetry(model, x, kinds="all"))
+    transform.apply_difference({"1.weight": torch.zeros(8)})
+    with pytest.raises(ValueError, match="'1.weight' differs between the two states.*canonical forms"):
+        transform.apply_difference({"1.weight": torch.ones(8)})
+
+
+def test_optimizers_follow_permutations_alone(case):
+    model, x, symmetry = case
+    optimizer = torch.optim.Adam(model.parameters())
+    model(x).sum().backward()
+    optimizer.step()
+    transform = Transform.random(symmetry, torch.Generator().manual_seed(1))
+    assert not transform.is_permutation
+    with pytest.raises(ValueError, match="cannot follow scales and changes of basis: gradients.* change by the dual"):
+        transform.apply_optimizer(optimizer, model)
+    permuting = Transform(transform.permutation, {name: 0 * value for name, value in transform.logarithms.items()})
+    assert permuting.is_permutation
+    moved = permuting.apply_optimizer(optimizer, model)
+    expected = transform.permutation.apply_optimizer(optimizer, model)
+    for number, entries in expected["state"].items():
+        assert all(torch.equal(moved["state"][number][name], value) for name, value in entries.items())

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from torch import Tensor
 
-from onebasin.symmetries import Permutation
+from onebasin.symmetries import Permutation, Place, Power, Symmetry, Transform
 from onebasin.symmetries.indices import dependencies, find_parent
-from onebasin.symmetries.layout import Factor, Layout, Term
+from onebasin.symmetries.layout import Factor, Layout
+from onebasin.symmetries.multiplication import check_fixed
 from onebasin.tensors.states import LazyState
+
+_Entry = TypeVar("_Entry", Power, Place)
 
 _LORA = re.compile(
     r"(?:base_model\.model\.)?(?P<module>.+?)\."
@@ -18,23 +23,33 @@ _LORA = re.compile(
 )
 
 
-def move_adapter(permutation: Permutation, adapter: LazyState, transposed: bool = False) -> LazyState:
-    """A LoRA (in PEFT's names) for the permuted model: with it, W + B A is permuted as W is.
+def move_adapter(permutation: Permutation | Transform, adapter: LazyState, transposed: bool = False) -> LazyState:
+    """A LoRA (in PEFT's names) for the permuted or transformed model: with it, W + B A is changed as W is.
 
-    A is permuted along the base weight's input axis, B along its output axis; the rank axis stays. A magnitude vector (DoRA)
-    follows the output axis. A bias, or a module that was trained as a whole, moves as the model's own tensor does.
+    A is changed along the base weight's input axis, B along its output axis; the rank axis stays. A magnitude vector (DoRA)
+    follows permutations of the output axis. A bias, or a module that was trained as a whole, changes as the model's own
+    tensor does.
 
     Args:
         permutation: of the base model.
-        adapter: the tensors of the LoRA.
+        adapter: the tensors of the LoRA. For a transform with changes of basis, of a model in canonical form.
         transposed: base weights are (inputs, outputs), as in GPT-2 (``fan_in_fan_out`` in PEFT's configuration).
 
     Raises:
-        ValueError: for a tensor that belongs to nothing in the model, or whose axis moves differently for every unit of the
-            other axis, so that the permuted product has no low-rank form.
+        ValueError: for a tensor that belongs to nothing in the model, whose axis moves differently for every unit of the
+            other axis, so that the permuted product has no low-rank form, or whose gain is not as changes of basis need it;
+            for magnitudes of a weight that is scaled or mixed.
     """
-    layouts = {key: _find_layout(permutation, key, value, transposed) for key, value in adapter.shapes.items()}
-    return adapter.map(lambda key, value: permutation.move(value, layouts[key]))
+    parts = {key: _find_part(permutation.symmetry, key, value, transposed) for key, value in adapter.shapes.items()}
+    if isinstance(permutation, Permutation):
+        return adapter.map(lambda key, value: permutation.move(value, parts[key].layout))
+    for key, part in parts.items():
+        if part.is_magnitude and _enters(permutation, part.key):
+            raise ValueError(f"{key!r} is a magnitude (DoRA) of a weight that is scaled or mixed, which it cannot follow")
+    extended = _extend(permutation.symmetry, parts)
+    check_fixed(extended, adapter)
+    moved = Permutation(extended, permutation.permutation.indices, check=False)
+    return adapter.map(Transform(moved, permutation.logarithms, permutation.matrices).move)
 
 
 def is_adapter(names: Iterable[str]) -> bool:
@@ -42,14 +57,31 @@ def is_adapter(names: Iterable[str]) -> bool:
     return any(_LORA.fullmatch(name) for name in names)
 
 
-def _find_layout(permutation: Permutation, key: str, value: Tensor, transposed: bool) -> Layout:
-    symmetry = permutation.symmetry
+@dataclass(frozen=True)
+class _Part:
+    """A tensor of an adapter.
+
+    Attributes:
+        key: the tensor of the model that it belongs to.
+        axes: for each axis of the part the axis of that tensor that it follows; None for the rank.
+        layout: of the part.
+        is_magnitude: whether it is the norms of rows (DoRA).
+    """
+
+    key: str
+    axes: tuple[int | None, ...]
+    layout: Layout
+    is_magnitude: bool = False
+
+
+def _find_part(symmetry: Symmetry, key: str, value: Tensor, transposed: bool) -> _Part:
     match = _LORA.fullmatch(key)
     if match is None:
         plain = re.sub(r"^base_model\.model\.|\.base_layer|\.modules_to_save(\.default)?", "", key)
         if plain not in symmetry.layouts:
             raise ValueError(f"{key!r} is not part of a LoRA, nor of the model that the permutation belongs to")
-        return _check_shape(key, value, symmetry.layouts[plain])
+        layout = symmetry.layouts[plain]
+        return _Part(plain, tuple(range(len(layout))), _check_shape(key, value, layout))
     weight = f"{match['module']}.weight"
     if weight not in symmetry.layouts:
         raise ValueError(f"{key!r} belongs to {weight!r}, which the permutation does not know")
@@ -59,19 +91,53 @@ def _find_layout(permutation: Permutation, key: str, value: Tensor, transposed: 
     if len(layout) < 2:
         raise ValueError(f"{key!r} belongs to {weight!r}, which has {len(layout)} axes and not two")
     if part.endswith("_A"):
-        axes: Layout = (Factor(value.shape[0]), _independent_axis(permutation, weight, inputs), *layout[2:])
+        axes: tuple[int | None, ...] = (None, inputs, *range(2, len(layout)))
     else:
-        axes = (_independent_axis(permutation, weight, output), *(Factor(n) for n in value.shape[1:]))
-    return _check_shape(key, value, axes)
+        axes = (output, *(None for _ in value.shape[1:]))
+    _check_independent(symmetry, weight, inputs if part.endswith("_A") else output)
+    extents = zip(axes, value.shape, strict=False)
+    found = tuple(Factor(extent) if axis is None else layout[axis] for axis, extent in extents)
+    return _Part(weight, axes, _check_shape(key, value, found), part == "lora_magnitude_vector")
 
 
-def _independent_axis(permutation: Permutation, key: str, axis: int) -> Term:
-    """One axis of a tensor's layout; refused if it depends on another axis."""
-    layout = permutation.symmetry.layouts[key]
-    for parent, siblings in dependencies(layout[axis], permutation.symmetry.parents):
+def _check_independent(symmetry: Symmetry, key: str, axis: int) -> None:
+    """Refuse an axis of a tensor's layout that depends on another axis."""
+    layout, parents = symmetry.layouts[key], {basis.group: basis.parents for basis in symmetry.bases.values()}
+    for parent, siblings in dependencies(layout[axis], parents | symmetry.parents):
         if find_parent(layout, axis, siblings, parent) != axis:
             raise ValueError(f"axis {axis} of {key!r} moves differently for every {parent!r}: a LoRA cannot follow it")
-    return layout[axis]
+
+
+def _enters(transform: Transform, key: str) -> bool:
+    """Whether a tensor is multiplied by a scale or a matrix."""
+    scales, bases = transform.symmetry.scales, transform.symmetry.bases
+    scaled = any(key in scales[name].powers for name in transform.logarithms)
+    return scaled or any(key in bases[name].places for name in transform.matrices)
+
+
+def _extend(symmetry: Symmetry, parts: Mapping[str, _Part]) -> Symmetry:
+    """The same symmetry of the model together with the parts of an adapter, which change as their tensors do."""
+
+    def follow(entries: Mapping[str, tuple[_Entry, ...]]) -> dict[str, tuple[_Entry, ...]]:
+        found = dict(entries)
+        for key, part in parts.items():
+            numbers = {place: axis for axis, place in enumerate(part.axes)}
+            own = [entry._replace(axis=numbers[entry.axis]) for entry in entries.get(part.key, ()) if entry.axis in numbers]
+            found |= {key: tuple(own)} if own else {}
+        return found
+
+    def rename(numbers: Mapping[str, float]) -> dict[str, float]:
+        whole = {key: part.key for key, part in parts.items() if part.key in numbers and None not in part.axes}
+        return {**numbers, **{key: numbers[name] for key, name in whole.items()}}
+
+    scales, bases = symmetry.scales.values(), symmetry.bases.values()
+    return replace(
+        symmetry,
+        layouts={**symmetry.layouts, **{key: part.layout for key, part in parts.items()}},
+        scales={each.name: replace(each, powers=follow(each.powers), offsets=rename(each.offsets)) for each in scales},
+        bases={each.name: replace(each, places=follow(each.places)) for each in bases},
+        fixed=rename(symmetry.fixed),
+    )
 
 
 def _check_shape(key: str, value: Tensor, layout: Layout) -> Layout:

@@ -1,4 +1,4 @@
-"""Find out what a file is, and move it by a permutation: a checkpoint, a task vector, a LoRA, an optimiser's state."""
+"""Find out what a file is and move it: a checkpoint, a task vector, a LoRA, or an optimiser's state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onebasin.checkpoints.optimizer_states import is_optimizer_state, move_optim
 from onebasin.checkpoints.reading import load_plain, open_checkpoint
 from onebasin.checkpoints.tensor_names import check_finite, fit_names
 from onebasin.checkpoints.writing import check_output, write_checkpoint
-from onebasin.symmetries import Permutation
+from onebasin.symmetries import Permutation, Transform
 from onebasin.tensors.files import check_writable, write_atomically
 from onebasin.tensors.progress import Progress
 from onebasin.tensors.states import LazyState
@@ -28,7 +28,7 @@ FileKind = Literal["auto", "model", "task-vector", "lora", "optimizer"]
 
 
 class MovedFile(ABC):
-    """The permuted content of a file, not written yet.
+    """The permuted or transformed content of a file, not written yet.
 
     Attributes:
         kind: what the file was taken for.
@@ -55,13 +55,13 @@ class MovedFile(ABC):
 
 
 def move_file(
-    permutation: Permutation,
+    permutation: Permutation | Transform,
     path: str | os.PathLike[str],
     kind: FileKind = "auto",
     transposed: bool | None = None,
     ignore: Collection[str] = (),
 ) -> MovedFile:
-    """Move a file by the permutation of the model that it belongs to.
+    """Move a file by a permutation or a transform of the model that it belongs to.
 
     Args:
         permutation: of the model.
@@ -89,10 +89,15 @@ def move_file(
     shapes = {key: torch.empty([term.size for term in layout], device="meta") for key, layout in symmetry.layouts.items()}
     if kind == "task-vector":
         vector = fit_names(checkpoint, shapes, symmetry.ties, ignore, partial=True)
-        moved = vector.map(lambda key, value: permutation.move(value, symmetry.layouts[key]))
-        return _MovedCheckpoint("task vector", vector, moved)
+        return _MovedCheckpoint("task vector", vector, _move_vector(permutation, vector))
     model = fit_names(checkpoint, shapes, symmetry.ties, ignore)
     return _MovedCheckpoint("model", model, permutation.apply(model))
+
+
+def _move_vector(permutation: Permutation | Transform, vector: Checkpoint) -> LazyState:
+    if isinstance(permutation, Transform):
+        return permutation.apply_difference(vector).lazily()
+    return vector.map(lambda key, value: permutation.move(value, permutation.symmetry.layouts[key]))
 
 
 @dataclass(frozen=True)

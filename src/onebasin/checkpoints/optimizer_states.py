@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onebasin.relaxation.objectives import each_tied_once
-from onebasin.symmetries import Permutation
+from onebasin.symmetries import Permutation, Transform
 from onebasin.symmetries.optimizers import move_optimizer_state
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -18,18 +18,22 @@ def is_optimizer_state(content: Any) -> bool:
     return isinstance(content, Mapping) and {"state", "param_groups"} <= content.keys()
 
 
-def move_optimizer(permutation: Permutation, saved: Mapping[str, Any], names: Sequence[str] | None = None) -> dict[str, Any]:
+def move_optimizer(
+    permutation: Permutation | Transform, saved: Mapping[str, Any], names: Sequence[str] | None = None
+) -> dict[str, Any]:
     """The state dict of an optimiser, as ``optimizer.state_dict()`` wrote it, for the permuted model.
 
     Args:
-        permutation: of the model.
+        permutation: of the model; a transform that does nothing else will do.
         saved: with the entries "state" and "param_groups".
         names: of the parameters, in the order in which the optimiser got them. If None: the names that recent optimisers
             save, or else all parameters in the order of the model.
 
     Raises:
-        ValueError: if it is no such state dict, or names and shapes do not fit.
+        ValueError: if it is no such state dict, names and shapes do not fit, or a transform does more than permute.
     """
+    if isinstance(permutation, Transform):
+        permutation = permutation.optimizer_permutation()
     try:
         numbers = [number for group in saved["param_groups"] for number in group["params"]]
         saved_names = [name for group in saved["param_groups"] for name in group.get("param_names", ())]

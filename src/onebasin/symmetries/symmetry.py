@@ -17,6 +17,7 @@ from onebasin.symmetries.describe import describe, describe_in_html
 from onebasin.symmetries.gather import gather
 from onebasin.symmetries.indices import Cache, gather_indices
 from onebasin.symmetries.layout import Layout, parse, write
+from onebasin.symmetries.multiplication import UnpermutedSymmetry, check_fixed
 from onebasin.symmetries.optimizers import move_optimizer_state
 from onebasin.symmetries.structure import Group, Structure
 from onebasin.symmetries.verification import verify
@@ -70,20 +71,32 @@ class Symmetry(Structure):
         bases = {
             name: basis
             for name, basis in self.bases.items()
-            if (basis.group in kept if basis.group in self.groups else any(fnmatch.fnmatchcase(basis.group, p) for p in patterns))
+            if (
+                basis.group in kept
+                if basis.group in self.groups
+                else any(fnmatch.fnmatchcase(basis.group, p) for p in patterns)
+            )
         }
         return replace(self, groups=kept, scales=scales, bases=bases)
 
     def verify(self, model: nn.Module, example_inputs: Any, tolerance: float = 1e-9) -> float:
         """Check on this model's own weights that random permutations leave its function alone, in float64.
 
+        If there are scales or changes of basis, random ones of those are checked too.
+
         Returns:
             The largest relative difference seen.
 
         Raises:
-            ValueError: naming the group to blame.
+            ValueError: naming the group to blame; or a gain that has to be folded for changes of basis.
         """
-        return verify(self.bind(model), model, example_inputs, tolerance)
+        symmetry = self.bind(model)
+        if symmetry.bases:
+            check_fixed(symmetry, read_state(model))
+        worst = verify(symmetry, model, example_inputs, tolerance)
+        if symmetry.scales or symmetry.bases:
+            worst = max(worst, verify(UnpermutedSymmetry(symmetry), model, example_inputs, tolerance))
+        return worst
 
     @property
     def rounding(self) -> float:

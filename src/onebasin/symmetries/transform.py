@@ -11,14 +11,21 @@ from typing import Any, get_args, overload
 import torch
 from torch import Tensor, nn
 
-from onebasin.symmetries.basis_matrices import MixedTensors, check_matrices, make_plans, random_matrices
+from onebasin.symmetries.basis_matrices import MixedTensors, check_matrices, make_plans
+from onebasin.symmetries.multiplication import (
+    ROUNDING,
+    check_fixed,
+    draw,
+    matrix_shape,
+    mixed_tensors,
+    scale_shape,
+    scaled_tensors,
+)
 from onebasin.symmetries.scales import ScaledTensors
 from onebasin.symmetries.structure import Basis, BasisKind, Group, Place, Power, Scale
 from onebasin.symmetries.symmetry import Permutation, Symmetry, describe_symmetry, read_element, read_symmetry
-from onebasin.tensors.files import save_tensors
+from onebasin.tensors.files import load_header, save_tensors
 from onebasin.tensors.states import LazyState, Model, State, StateDict, read_state
-
-_ROUNDING = 1e-12
 
 
 class Transform:
@@ -59,7 +66,7 @@ class Transform:
     @classmethod
     def random(cls, symmetry: Symmetry, generator: torch.Generator | None = None) -> Transform:
         """A random permutation, scales within a factor of about three, and random well-conditioned matrices."""
-        return cls(symmetry.random(generator), *_draw(symmetry, generator))
+        return cls(symmetry.random(generator), *draw(symmetry, generator))
 
     @property
     def symmetry(self) -> Symmetry:
@@ -79,10 +86,15 @@ class Transform:
         return make_plans(self.matrices)
 
     @property
+    def is_permutation(self) -> bool:
+        """Whether it does nothing but permute units."""
+        mixed = any(not torch.equal(m, torch.eye(m.shape[-1]).to(m).expand_as(m)) for m in self.matrices.values())
+        return not mixed and not any(bool(value.any()) for value in self.logarithms.values())
+
+    @property
     def is_identity(self) -> bool:
         """Whether it changes nothing."""
-        mixed = any(not torch.equal(m, torch.eye(m.shape[-1]).to(m).expand_as(m)) for m in self.matrices.values())
-        return not mixed and self.permutation.is_identity and not any(bool(v.any()) for v in self.logarithms.values())
+        return self.is_permutation and self.permutation.is_identity
 
     def __repr__(self) -> str:
         largest = max((float(value.abs().max()) for value in self.logarithms.values() if value.numel()), default=0.0)
@@ -108,6 +120,63 @@ class Transform:
             check_fixed(self.symmetry, state)
         moved = self.permutation.apply(state)
         return moved.map(self._change)
+
+    def apply_difference(self, difference: Model) -> State:
+        """The difference of two states after both are transformed: a task vector, for example. It may lack tensors.
+
+        Raises:
+            ValueError: for a tensor that the symmetry does not know, that does not change linearly (the variance of a batch
+                norm), or for a gain that is not the same in both states, so that one of them is not in canonical form.
+        """
+        state = read_state(difference)
+        self._check_difference(state)
+        return state.map(self.move)
+
+    def _check_difference(self, state: State) -> None:
+        layouts = self.symmetry.layouts
+        for key, value in state.shapes.items():
+            expected = tuple(term.size for term in layouts[key]) if key in layouts else None
+            if expected != tuple(value.shape):
+                known = "does not know it" if expected is None else f"expects {expected}"
+                raise ValueError(f"{key!r} has shape {tuple(value.shape)}, the symmetry {known}")
+        for name, value in self.logarithms.items():
+            for key in self.symmetry.scales[name].offsets:
+                if key in state and bool(value.any()):
+                    raise ValueError(
+                        f"{key!r} does not change linearly, because an eps is added to it: transform both states, and then "
+                        "take their difference"
+                    )
+        for key in self.symmetry.fixed if self.matrices else ():
+            if key in state and bool(state[key].any()):
+                raise ValueError(
+                    f"{key!r} differs between the two states, and a change of basis needs it to be the same: take the "
+                    "difference of their canonical forms (onebasin.canonical, or the command onebasin canonical)"
+                )
+
+    def apply_optimizer(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
+        """See `Permutation.apply_optimizer`.
+
+        Raises:
+            ValueError: likewise, and if the transform does more than permute.
+        """
+        return self.optimizer_permutation().apply_optimizer(optimizer, model)
+
+    def optimizer_permutation(self) -> Permutation:
+        """The permutation, for the state of an optimiser.
+
+        Raises:
+            ValueError: if there are scales or changes of basis beside it.
+        """
+        if not self.is_permutation:
+            raise ValueError(
+                "the state of an optimiser cannot follow scales and changes of basis: gradients, and their averages, change "
+                "by the dual, and averages of their squares, entry by entry, do not follow at all. Start the optimiser anew"
+            )
+        return self.permutation
+
+    def move(self, key: str, value: Tensor) -> Tensor:
+        """One tensor of a state, by its key; the tensor itself if nothing in it changes."""
+        return self._change(key, self.permutation.move(value, self.symmetry.layouts[key]))
 
     def _change(self, key: str, value: Tensor) -> Tensor:
         value = self._scaled.scale(key, value, self.logarithms)
@@ -193,14 +262,19 @@ class Transform:
         return cls(Permutation(symmetry, parts["index"]), parts["log"], parts["matrix"])
 
 
-def scaled_tensors(symmetry: Symmetry) -> ScaledTensors:
-    """Multiplies the tensors of a symmetry by its scales."""
-    return ScaledTensors(symmetry.scales, symmetry.groups, symmetry.layouts, symmetry.sizes)
+def load_element(path: str | os.PathLike[str]) -> Permutation | Transform:
+    """Read what `Permutation.save` or `Transform.save` wrote.
 
-
-def mixed_tensors(symmetry: Symmetry) -> MixedTensors:
-    """Multiplies the tensors of a symmetry by the matrices of its bases."""
-    return MixedTensors(symmetry.bases, symmetry.layouts)
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is damaged, or is something else.
+    """
+    found = load_header(path).get("format")
+    if found == "onebasin transform 1":
+        return Transform.load(path)
+    if found != "onebasin permutation 1":
+        raise ValueError(f"{path} is neither a onebasin permutation nor a onebasin transform (format {found!r})")
+    return Permutation.load(path)
 
 
 def _read_scales(entries: list[Any]) -> dict[str, Scale]:
@@ -221,48 +295,12 @@ def _read_bases(entries: Iterable[Any], parents: Mapping[str, Sequence[str]]) ->
     return bases
 
 
-def matrix_shape(symmetry: Symmetry, basis: Basis) -> tuple[int, ...]:
-    """One matrix for each member of a family: (*parent sizes, size, size)."""
-    size = symmetry.sizes[basis.group]
-    return (*(symmetry.sizes[parent] for parent in basis.parents), size, size)
-
-
-def check_fixed(symmetry: Symmetry, state: State) -> None:
-    """Refuse a state whose gains are not those that changes of basis need.
-
-    Raises:
-        ValueError: naming the first.
-    """
-    for key, number in symmetry.fixed.items():
-        if key in state and not bool((state[key] == number).all()):
-            raise ValueError(
-                f"{key!r} must be filled with {number:g} for a change of basis: fold the gains of norms into the layers "
-                "around them, by onebasin.canonical"
-            )
-
-
-def scale_shape(symmetry: Symmetry, scale: Scale) -> tuple[int, ...]:
-    """One number for each unit: (*parent sizes, size)."""
-    group = symmetry.groups[scale.group]
-    return (*(symmetry.sizes[parent] for parent in group.parents), group.size)
-
-
-def _draw(symmetry: Symmetry, generator: torch.Generator | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    logarithms = {
-        name: 0.5 * torch.randn(scale_shape(symmetry, scale), generator=generator, dtype=torch.float64)
-        for name, scale in symmetry.scales.items()
-    }
-    return logarithms, {
-        name: random_matrices(matrix_shape(symmetry, basis), basis.kind, generator) for name, basis in symmetry.bases.items()
-    }
-
-
 class TransformedSymmetry:
     """A symmetry whose random elements are transforms, in float64, for verification."""
 
     def __init__(self, symmetry: Symmetry):
         self.groups, self.ties, self.unreached = symmetry.groups, symmetry.ties, symmetry.unreached
-        self.fixed, self.rounding = symmetry.fixed, _ROUNDING if symmetry.bases else 0.0
+        self.fixed, self.rounding = symmetry.fixed, ROUNDING if symmetry.bases else 0.0
         self._symmetry = symmetry
 
     def random(self, generator: torch.Generator | None = None) -> _InFloat64:
@@ -271,7 +309,7 @@ class TransformedSymmetry:
 
     def random_cycles(self, generator: torch.Generator | None = None) -> _InFloat64:
         """A permutation that moves every unit, with random scales and matrices."""
-        return _InFloat64(Transform(self._symmetry.random_cycles(generator), *_draw(self._symmetry, generator)))
+        return _InFloat64(Transform(self._symmetry.random_cycles(generator), *draw(self._symmetry, generator)))
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """Reading and writing files: safetensors, written to a temporary file first and then renamed."""
 
+import contextlib
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,17 +83,34 @@ def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
         FileNotFoundError: if there is no such file.
         ValueError: if it is not a safetensors file, or is cut short, or its header is not ours.
     """
+    with _open_tensors(path) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = file.metadata()
+    return tensors, _read_header(path, metadata)
+
+
+def load_header(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The header alone of what `save_tensors` wrote; raises what `load_tensors` raises."""
+    with _open_tensors(path) as file:
+        metadata = file.metadata()
+    return _read_header(path, metadata)
+
+
+@contextlib.contextmanager
+def _open_tensors(path: str | os.PathLike[str]) -> Iterator[Any]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}")
     safetensors = import_safetensors()
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            yield file
     except Exception as error:  # the library raises its own type, and plain ones for some kinds of damage
         raise ValueError(f"{path} is not a safetensors file, or it is damaged: {error}") from error
+
+
+def _read_header(path: str | os.PathLike[str], metadata: Mapping[str, str] | None) -> dict[str, Any]:
     try:
-        return tensors, {key: json.loads(value) for key, value in metadata.items()}
+        return {key: json.loads(value) for key, value in (metadata or {}).items()}
     except json.JSONDecodeError as error:
         raise ValueError(f"the header of {path} was not written by onebasin: {error}") from error
 
