@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import onebasin as ob
-from onebasin.matching.scaling import Scaling, exponential
+from onebasin.matching.scaling import Scaling
+from onebasin.relaxation.learned_bases import exponential
 from onebasin.symmetries import Transform
 from tests.basis_networks import MLP, Attention, D, Model, with_gains
 

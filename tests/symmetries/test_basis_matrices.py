@@ -47,9 +47,8 @@ def test_the_complement_of_ones_is_orthonormal():
 def test_writers_take_the_matrix_and_readers_its_dual():
     sizes = {"h": 2, "d": 3, "i": 4}
     layouts = {"q": parse("(h d) i", sizes), "k": parse("(h d) i", sizes)}
-    groups = {"d": Group("d", 3, ("h",))}
     places = {"q": (Place(0, 0, False),), "k": (Place(0, 0, True),)}
-    mixed = MixedTensors({"b": Basis("b", "d", "linear", places)}, groups, layouts)
+    mixed = MixedTensors({"b": Basis("b", "d", "linear", places, ("h",))}, layouts)
     matrices = random_matrices((2, 3, 3), "linear", GENERATOR)
     dual = torch.linalg.inv(matrices).mT
     q, k = (torch.randn(6, 4, dtype=torch.float64, generator=GENERATOR) for _ in range(2))
@@ -64,9 +63,8 @@ def test_writers_take_the_matrix_and_readers_its_dual():
 def test_two_bases_of_one_group_stand_side_by_side_in_an_axis():
     """Two segments of one axis that are permuted together may be mixed by different matrices."""
     layouts = {"w": parse("a+a", {"a": 3})}
-    groups = {"a": Group("a", 3)}
     bases = {name: Basis(name, "a", "linear", {"w": (Place(0, n, False),)}) for n, name in enumerate(("one", "two"))}
-    mixed = MixedTensors(bases, groups, layouts)
+    mixed = MixedTensors(bases, layouts)
     one, two = (random_matrices((3, 3), "linear", GENERATOR) for _ in range(2))
     w = torch.randn(6, dtype=torch.float64, generator=GENERATOR)
     (found,) = mixed.mix_with({"w": w}, pair("one", one, one) | pair("two", two, two)).values()

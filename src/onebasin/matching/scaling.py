@@ -17,13 +17,11 @@ from torch import Tensor
 from onebasin.descent.cuda_graphs import CapturedStep
 from onebasin.matching.methods.base import check_count, check_number
 from onebasin.matching.problem import Problem
-from onebasin.symmetries.basis_matrices import complement_of_ones, pair, turn
-from onebasin.symmetries.structure import Basis
-from onebasin.symmetries.transform import matrix_shape, mixed_tensors, scale_shape, scaled_tensors
+from onebasin.relaxation.learned_bases import LearnedBasis
+from onebasin.symmetries.multiplication import matrix_shape, mixed_tensors, scale_shape, scaled_tensors
 from onebasin.tensors.states import StateDict
 
 _REPORT_EVERY = 10
-_NUM_TERMS, _NUM_SQUARINGS = 8, 4
 
 
 @dataclass(frozen=True)
@@ -73,9 +71,11 @@ def learn_transform(problem: Problem, options: Scaling, start: Mapping[str, Tens
     shapes = {name: scale_shape(symmetry, scale) for name, scale in symmetry.scales.items()}
     raw = {n: torch.zeros(shape, device=problem.device, requires_grad=True) for n, shape in shapes.items()}
     bases = {
-        name: _LearnedBasis(basis, matrix_shape(symmetry, basis), start.get(name), problem.device)
+        name: LearnedBasis(basis, matrix_shape(symmetry, basis), start.get(name), problem.device)
         for name, basis in symmetry.bases.items()
+        if basis.kind != "signed"
     }
+    signs = {name: value.to(problem.device) for name, value in start.items() if symmetry.bases[name].kind == "signed"}
 
     tied = {key for keys in symmetry.ties for key in keys[1:]}  # `substitute` puts the first of them in their place
 
@@ -91,13 +91,13 @@ def learn_transform(problem: Problem, options: Scaling, start: Mapping[str, Tens
         return problem.substitute(source, {key: v if key in learned else v.detach() for key, v in live.items()})
 
     def plans() -> dict[str, Tensor]:
-        return {key: value for basis in bases.values() for key, value in basis.plans().items()}
+        return signs | {key: value for basis in bases.values() for key, value in basis.plans().items()}
 
     def capture() -> Learned:
         with torch.no_grad():
             found = bound()
             # In float64 a rotation is one to rounding, so that the function is the same to rounding.
-            matrices = {name: basis.matrices(torch.float64)[0] for name, basis in bases.items()}
+            matrices = signs | {name: basis.matrices(torch.float64)[0] for name, basis in bases.items()}
             return Learned(found, matrices, problem.cost_of(transform(found, plans())))
 
     best = Learned({name: value.detach().clone() for name, value in raw.items()}, {}, problem.cost_of(source))
@@ -131,51 +131,3 @@ def learn_transform(problem: Problem, options: Scaling, start: Mapping[str, Tens
         if (number + 1) % _REPORT_EVERY == 0 or number == options.steps - 1:
             problem.report({"step": number, "cost": float(cost)})
     return min(best, capture(), key=lambda each: each.cost)
-
-
-class _LearnedBasis:
-    """Matrices exp(G) S with a start S, and their duals exp(-G^T) S^-T, differentiable in what G is made of."""
-
-    def __init__(self, basis: Basis, shape: tuple[int, ...], start: Tensor | None, device: torch.device):
-        self.basis = basis
-        size = shape[-1] - 1 if basis.kind == "centred" else shape[-1]
-        self.generator = torch.zeros((*shape[:-2], size, size), device=device, requires_grad=True)
-        first = torch.eye(shape[-1], dtype=torch.float64).expand(shape) if start is None else start.double().cpu()
-        self._first = {}
-        for dtype in (torch.float32, torch.float64):
-            self._first[dtype] = [m.to(device, dtype) for m in (first, torch.linalg.inv(first).mT)]
-        self._inside = complement_of_ones(shape[-1]).to(device)
-
-    def matrices(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        made = self.generator.to(dtype)
-        if self.basis.is_rotary:
-            growth, angle = made[..., 0, 0], made[..., 1, 0]
-            grown, opposite = turn(angle, growth.exp()), turn(angle, (-growth).exp())
-            return grown @ self._first[dtype][0], opposite @ self._first[dtype][1]
-        if self.basis.kind != "linear":
-            made = made - made.mT
-        if self.basis.kind == "centred":
-            inside = self._inside.to(dtype)
-            made = inside @ made @ inside.mT
-        grown = exponential(made)
-        opposite = grown if self.basis.kind != "linear" else exponential(-made.mT)
-        return grown @ self._first[dtype][0], opposite @ self._first[dtype][1]
-
-    def plans(self) -> dict[str, Tensor]:
-        return pair(self.basis.name, *self.matrices())
-
-
-def exponential(matrix: Tensor) -> Tensor:
-    """The exponential of matrices: in float64 by PyTorch, else by a fixed number of products, which a CUDA graph can hold.
-
-    A Taylor polynomial of a sixteenth of the matrix, squared four times, is exact to float32 up to a norm of eight.
-    """
-    if matrix.dtype == torch.float64:
-        return torch.linalg.matrix_exp(matrix)
-    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    small, result = matrix / 2**_NUM_SQUARINGS, identity
-    for number in range(_NUM_TERMS, 0, -1):
-        result = identity + small @ result / number
-    for _ in range(_NUM_SQUARINGS):
-        result = result @ result
-    return result

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from onebasin.operator import sinkhorn
 from onebasin.relaxation.hardening import harden, joint_weights
+from onebasin.relaxation.learned_bases import LearnedBasis
 from onebasin.relaxation.plans import plan_shape, plans_of
-from onebasin.symmetries import Permutation, Symmetry
+from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.symmetries.mixing import mix_all
+from onebasin.symmetries.multiplication import matrix_shape, mixed_tensors, scale_shape, scaled_tensors
 from onebasin.tensors.states import Model, StateDict, read_state_dict
 
 SOLVER_STEPS = 10
@@ -21,6 +23,9 @@ SOLVER_STEPS = 10
 
 class RebasinNet(nn.Module):
     """A network whose only parameters are the logits of the plans (eq. sinkhorn-rebasing of the paper).
+
+    Beside them it has, if the symmetry has scales or changes of basis, the logarithms of the scales and the generators of the
+    matrices: after being permuted, units are multiplied by the scales and mixed by the matrices. Signs stay as they start.
 
     Calling it returns the softly permuted tensors of a model, differentiable in the logits, for
     ``torch.func.functional_call``: so any cost of a network's parameters can be minimised over permutations, all layers at
@@ -32,7 +37,8 @@ class RebasinNet(nn.Module):
         tau: temperature of the Sinkhorn operator; may be changed between calls.
         num_iters: its rounds.
         init: where to start. None: logits = identity, as in the paper. A `Permutation`: its matrices, scaled so that each
-            plan holds `mass` on it, whatever its size. "random": noise alone.
+            plan holds `mass` on it, whatever its size; a `Transform` starts its scales and matrices as well. "random": noise
+            alone.
         noise: standard deviation of the normal noise added to the start.
         mass: see `init`.
         gradient: "implicit" or "unrolled", see `onebasin.sinkhorn`.
@@ -48,7 +54,7 @@ class RebasinNet(nn.Module):
         symmetry: Symmetry,
         tau: float = 1.0,
         num_iters: int = 20,
-        init: Permutation | Literal["random"] | None = None,
+        init: Permutation | Transform | Literal["random"] | None = None,
         noise: float = 0.0,
         mass: float = 0.5,
         gradient: Literal["implicit", "unrolled"] = "implicit",
@@ -65,7 +71,8 @@ class RebasinNet(nn.Module):
         self._dtype = state.dtype
         if init == "random" and not noise:
             noise = 1.0
-        start = self._start(init, mass)
+        self._add_other_kinds(init if isinstance(init, Transform) else None, state.device)
+        start = self._start(init.permutation if isinstance(init, Transform) else init, mass)
         self.logits = nn.ParameterDict()
         self._members: dict[str, dict[str, tuple[int, ...]]] = {}  # by size: its groups, and the shapes of their plans
         batches: dict[str, list[Tensor]] = {}
@@ -78,9 +85,37 @@ class RebasinNet(nn.Module):
             logits = logits + noise * torch.randn(logits.shape, generator=generator, dtype=logits.dtype) if noise else logits
             self.logits[size] = nn.Parameter(logits.to(state.device))
 
+    def _add_other_kinds(self, start: Transform | None, device: torch.device) -> None:
+        """The parameters of scales and bases, and the signs."""
+        symmetry = self.symmetry
+        logarithms, matrices = (start.logarithms, start.matrices) if start is not None else ({}, {})
+        self._scaled, self._mixed = scaled_tensors(symmetry), mixed_tensors(symmetry)
+        self._scales, self.logarithms = list(symmetry.scales), nn.ParameterList()
+        for name, scale in symmetry.scales.items():
+            first = logarithms.get(name, torch.zeros(scale_shape(symmetry, scale)))
+            self.logarithms.append(nn.Parameter(first.to(device, self._dtype)))
+        learned = [basis for basis in symmetry.bases.values() if basis.kind != "signed"]
+        self._bases = [LearnedBasis(b, matrix_shape(symmetry, b), matrices.get(b.name), device) for b in learned]
+        self.generators = nn.ParameterList(basis.generator for basis in self._bases)
+        for basis, generator in zip(self._bases, self.generators, strict=True):
+            basis.generator = generator
+        self._signs = {name: value for name, value in matrices.items() if symmetry.bases[name].kind == "signed"}
+
+    def _multiply(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors times scales and matrices."""
+        if not (self._scales or self.symmetry.bases):
+            return dict(tensors)
+        logarithms = dict(zip(self._scales, self.logarithms, strict=True))
+        scaled = {key: self._scaled.scale(key, value, logarithms) for key, value in tensors.items()}
+        dtype = torch.float64 if self._dtype == torch.float64 else torch.float32
+        device = next(iter(tensors.values())).device
+        plans = {name: value.to(device) for name, value in self._signs.items()}
+        plans |= {name: plan for basis in self._bases for name, plan in basis.plans(dtype).items()}
+        return scaled | self._mixed.mix_with(scaled, plans)
+
     def _start(self, init: Permutation | str | None, mass: float) -> dict[str, Tensor]:
         if not (init is None or init == "random" or isinstance(init, Permutation)):
-            raise ValueError(f"init must be a Permutation, 'random' or None, got {init!r}")
+            raise ValueError(f"init must be a Permutation, a Transform, 'random' or None, got {init!r}")
         plans = plans_of(init if isinstance(init, Permutation) else self.symmetry.identity(), self._dtype)
         if init == "random":
             return {name: torch.zeros_like(plan) for name, plan in plans.items()}
@@ -123,6 +158,9 @@ class RebasinNet(nn.Module):
         live = mix_all({key: value for key, value in here.items() if key not in buffers}, layouts, plans, parents)
         fixed = {key: value.detach() for key, value in here.items() if key in buffers and value.is_floating_point()}
         moved = mix_all(fixed, layouts, {name: plan.detach() for name, plan in plans.items()}, parents)
+        live = self._multiply(live) if live else live
+        with torch.no_grad():
+            moved = self._multiply(moved) if moved else moved
         done = live | {key: (moved if key in moved else here)[key].clone() for key in here if key in buffers}
         return StateDict({key: done[first[id(value)]] if id(value) in first else value for key, value in state.items()})
 
@@ -130,6 +168,13 @@ class RebasinNet(nn.Module):
         """The hard permutation closest to the plans; with `cost`, the better of that and the assignment on the logits."""
         candidates = self.candidates()
         return candidates[0] if cost is None or len(candidates) == 1 else min(candidates, key=cost)
+
+    def transform(self, cost: Callable[[Permutation], float] | None = None) -> Transform:
+        """The hard permutation as in `permutation`, with the scales and matrices as they are."""
+        with torch.no_grad():
+            matrices = self._signs | {basis.basis.name: basis.matrices(torch.float64)[0] for basis in self._bases}
+            logarithms = dict(zip(self._scales, self.logarithms, strict=True))
+        return Transform(self.permutation(cost), logarithms, matrices)
 
     def candidates(self) -> list[Permutation]:
         """The permutation closest to the plans and, if it differs, the one assigned on the logits, as the authors do."""

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from onebasin.symmetries.layout import Factor, Layout, Product, Sum, Switch, Term
+from onebasin.symmetries.layout import Factor, Layout, Product, Sum, Switch, Term, factors
 from onebasin.symmetries.mixing import mix_all
-from onebasin.symmetries.structure import Basis, BasisKind
+from onebasin.symmetries.scales import ScaledTensors
+from onebasin.symmetries.structure import Basis, BasisKind, Group, Power, Scale
 from onebasin.symmetries.unrolling import unroll
 
 
@@ -25,7 +26,15 @@ class MixedTensors:
     def __init__(self, bases: Mapping[str, Basis], layouts: Mapping[str, Layout]):
         self._layouts: dict[str, Layout] = {}
         self._parents: dict[str, tuple[str, ...]] = {}
-        for basis in bases.values():
+        signed = {name: basis for name, basis in bases.items() if basis.kind == "signed"}
+        sizes = {f.name: f.size for layout in layouts.values() for term in layout for f in factors(term) if f.name}
+        self._signs = ScaledTensors(
+            {name: _as_scale(basis) for name, basis in signed.items()},
+            {basis.group: Group(basis.group, sizes[basis.group], basis.parents) for basis in signed.values()},
+            layouts,
+            sizes,
+        )
+        for basis in (basis for name, basis in bases.items() if name not in signed):
             for is_dual in (False, True):
                 self._parents[_name(basis.name, is_dual)] = basis.parents
             for key, places in basis.places.items():
@@ -40,25 +49,37 @@ class MixedTensors:
     @property
     def keys(self) -> tuple[str, ...]:
         """The tensors that some basis changes."""
-        return tuple(self._layouts)
+        return tuple(dict.fromkeys((*self._layouts, *self._signs.keys)))
 
     def mix(self, tensors: Mapping[str, Tensor], matrices: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors in the new bases; differentiable in the matrices. A tensor that no basis enters is returned as it is.
 
         Args:
             tensors: by state key.
-            matrices: for each basis the matrices, (*parent sizes, size, size).
+            matrices: for each basis the matrices, (*parent sizes, size, size); of signs their diagonals.
         """
-        return {**tensors, **self.mix_with(tensors, make_plans(matrices))}
+        return {**tensors, **self.mix_with(tensors, self.make_plans(matrices))}
+
+    def make_plans(self, matrices: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Matrices by the names of their bases, and their duals, as `mix_with` takes them."""
+        plans = {}
+        for name, matrix in matrices.items():
+            if _name(name, False) in self._parents:
+                plans |= pair(name, matrix, torch.linalg.inv(matrix).mT)
+            else:
+                plans[name] = matrix
+        return plans
 
     def mix_with(self, tensors: Mapping[str, Tensor], plans: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors that some basis changes, by matrices and their duals as `pair` makes them."""
-        entered = {key: value for key, value in tensors.items() if key in self._layouts}
+        """Tensors that some basis changes, by matrices and their duals as `pair` makes them, and by signs."""
+        flipped = {key: self._signs.flip(key, tensors[key], plans) for key in self._signs.keys if key in tensors}
+        plans = {name: plan for name, plan in plans.items() if name in self._parents}
+        entered = {key: flipped.get(key, value) for key, value in tensors.items() if key in self._layouts}
         kind = next((plan.dtype for plan in plans.values()), torch.float32)
         wide = {key: value.to(torch.promote_types(value.dtype, kind)) for key, value in entered.items()}
         parents = {name: self._parents[name] for name in plans}
         mixed = mix_all(wide, self._layouts, plans, parents)
-        return {key: mixed[key].to(value.dtype) for key, value in entered.items()}
+        return flipped | {key: mixed[key].to(value.dtype) for key, value in entered.items()}
 
     def unfold(self, key: str, tensor: Tensor, basis: str, is_dual: bool) -> Iterator[Tensor]:
         """The parts of a tensor that a matrix of a basis, or its dual, multiplies: (*parent sizes, size, all else) each."""
@@ -71,12 +92,10 @@ class MixedTensors:
                 yield block.tensors[0].permute(*front, *rest).reshape(*(block.sizes[a] for a in front), -1)
 
 
-def make_plans(matrices: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices by the names of their bases, and their duals, as `MixedTensors.mix_with` takes them."""
-    plans = {}
-    for name, matrix in matrices.items():
-        plans |= pair(name, matrix, torch.linalg.inv(matrix).mT)
-    return plans
+def _as_scale(basis: Basis) -> Scale:
+    """A basis of signs as a scale, which is spread over tensors alike."""
+    powers = {key: tuple(Power(p.axis, p.number, 1) for p in places) for key, places in basis.places.items()}
+    return Scale(basis.name, basis.group, powers)
 
 
 def pair(name: str, matrix: Tensor, dual: Tensor) -> dict[str, Tensor]:
@@ -103,8 +122,11 @@ def _rename(original: Term, term: Term, group: str, names: Iterator[str]) -> Ter
 
 
 def random_matrices(shape: Iterable[int], kind: BasisKind, generator: torch.Generator | None) -> Tensor:
-    """Random, well-conditioned matrices of a kind, in float64."""
-    *_, size, _ = shape = tuple(shape)
+    """Random, well-conditioned matrices of a kind, in float64; of signs their diagonals."""
+    shape = tuple(shape)
+    if kind == "signed":
+        return 1.0 - 2.0 * torch.randint(0, 2, shape, generator=generator).double()
+    size = shape[-1]
     first, second = (torch.linalg.qr(torch.randn(shape, generator=generator, dtype=torch.float64)).Q for _ in range(2))
     if kind == "linear":
         stretch = (0.3 * torch.randn(shape[:-1], generator=generator, dtype=torch.float64)).exp()
@@ -140,6 +162,10 @@ def check_matrices(basis: Basis, matrices: Tensor, tolerance: float = 1e-6) -> N
     """
     if not bool(matrices.isfinite().all()):
         raise ValueError(f"the matrix of {basis.name!r} is not finite")
+    if basis.kind == "signed":
+        if not bool((matrices.abs() == 1).all()):
+            raise ValueError(f"the signs of {basis.name!r} are not 1 and -1")
+        return
     identity = torch.eye(matrices.shape[-1], dtype=matrices.dtype)
     if basis.kind == "rotary":
         cos, sin = (matrices[..., 0, 0] + matrices[..., 1, 1]) / 2, (matrices[..., 1, 0] - matrices[..., 0, 1]) / 2

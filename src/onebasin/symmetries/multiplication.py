@@ -34,9 +34,10 @@ def scale_shape(symmetry: Structure, scale: Scale) -> tuple[int, ...]:
 
 
 def matrix_shape(symmetry: Structure, basis: Basis) -> tuple[int, ...]:
-    """One matrix for each member of a family: (*parent sizes, size, size)."""
+    """One matrix for each member of a family: (*parent sizes, size, size); of signs the diagonal, (*parent sizes, size)."""
     size = symmetry.sizes[basis.group]
-    return (*(symmetry.sizes[parent] for parent in basis.parents), size, size)
+    above = (symmetry.sizes[parent] for parent in basis.parents)
+    return (*above, size) if basis.kind == "signed" else (*above, size, size)
 
 
 def draw(symmetry: Structure, generator: torch.Generator | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

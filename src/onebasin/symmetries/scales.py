@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -45,22 +46,33 @@ class ScaledTensors:
 
     def scale(self, key: str, value: Tensor, logarithms: Mapping[str, Tensor]) -> Tensor:
         """One tensor, multiplied; differentiable in the logarithms of the scales. Itself if no scale enters it."""
-        total: Tensor | None = None
-        for name, exponent, index, shape in self._places.get(key, ()):
-            if name not in logarithms:
-                continue
-            log = logarithms[name].to(value.device, torch.promote_types(value.dtype, torch.float32))
-            if index is not None:
-                index = self._on_device(index, value.device)
-                log = torch.where(index < 0, 0.0, log.flatten()[index.clamp(min=0)])
-            term = exponent * log.view(shape)
-            total = term if total is None else total + term
-        if total is None:
+        terms = [exponent * log for exponent, log in self._spread(key, value, logarithms, 0.0)]
+        if not terms:
             return value
+        total = functools.reduce(torch.add, terms)
         if key not in self._offsets:
             return (value * total.exp()).to(value.dtype)
         offset = self._offsets[key]
         return ((value + offset) * total.exp() - offset).to(value.dtype)
+
+    def flip(self, key: str, value: Tensor, signs: Mapping[str, Tensor]) -> Tensor:
+        """One tensor, multiplied by numbers that are 1 or -1."""
+        for _, sign in self._spread(key, value, signs, 1.0):
+            value = value * sign.to(value.dtype)
+        return value
+
+    def _spread(
+        self, key: str, value: Tensor, numbers: Mapping[str, Tensor], elsewhere: float
+    ) -> Iterator[tuple[float, Tensor]]:
+        """Numbers of units laid out to multiply a tensor, with their exponents."""
+        for name, exponent, index, shape in self._places.get(key, ()):
+            if name not in numbers:
+                continue
+            number = numbers[name].to(value.device, torch.promote_types(value.dtype, torch.float32))
+            if index is not None:
+                index = self._on_device(index, value.device)
+                number = torch.where(index < 0, elsewhere, number.flatten()[index.clamp(min=0)])
+            yield exponent, number.view(shape)
 
     def _on_device(self, index: Tensor, device: torch.device) -> Tensor:
         """Copied once: a CUDA graph cannot hold a copy from the host."""

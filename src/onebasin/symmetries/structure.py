@@ -105,9 +105,9 @@ class Place(NamedTuple):
     is_dual: bool
 
 
-BasisKind = Literal["linear", "orthogonal", "centred", "rotary"]
-"""Any invertible matrix, an orthogonal one, an orthogonal one that keeps the vector of ones, or a rotation of two units times
-a positive number."""
+BasisKind = Literal["linear", "orthogonal", "centred", "signed", "rotary"]
+"""Any invertible matrix, an orthogonal one, an orthogonal one that keeps the vector of ones, a diagonal one with entries 1 and
+-1, or a rotation of two units times a positive number."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, get_args, overload
 import torch
 from torch import Tensor, nn
 
-from onebasin.symmetries.basis_matrices import MixedTensors, check_matrices, make_plans
+from onebasin.symmetries.basis_matrices import MixedTensors, check_matrices
 from onebasin.symmetries.multiplication import (
     ROUNDING,
     check_fixed,
@@ -83,18 +83,23 @@ class Transform:
 
     @functools.cached_property
     def _plans(self) -> dict[str, Tensor]:
-        return make_plans(self.matrices)
+        return self._mixed.make_plans(self.matrices)
 
     @property
     def is_permutation(self) -> bool:
         """Whether it does nothing but permute units."""
-        mixed = any(not torch.equal(m, torch.eye(m.shape[-1]).to(m).expand_as(m)) for m in self.matrices.values())
+        mixed = any(not self._is_unit(name, matrix) for name, matrix in self.matrices.items())
         return not mixed and not any(bool(value.any()) for value in self.logarithms.values())
 
     @property
     def is_identity(self) -> bool:
         """Whether it changes nothing."""
         return self.is_permutation and self.permutation.is_identity
+
+    def _is_unit(self, name: str, matrix: Tensor) -> bool:
+        is_signs = self.symmetry.bases[name].kind == "signed"
+        unit = torch.ones_like(matrix) if is_signs else torch.eye(matrix.shape[-1]).to(matrix).expand_as(matrix)
+        return torch.equal(matrix, unit)
 
     def __repr__(self) -> str:
         largest = max((float(value.abs().max()) for value in self.logarithms.values() if value.numel()), default=0.0)
@@ -191,14 +196,20 @@ class Transform:
         names = dict.fromkeys((*self.logarithms, *theirs))
         total = {n: sum(d[n] for d in (self.logarithms, theirs) if n in d) for n in names}
         matrices = self._carry_matrices(other.matrices)
-        matrices |= {n: m @ matrices[n] if n in matrices else m for n, m in self.matrices.items()}
+        for name, matrix in self.matrices.items():
+            if name in matrices:
+                is_signs = self.symmetry.bases[name].kind == "signed"
+                matrix = matrix * matrices[name] if is_signs else matrix @ matrices[name]
+            matrices[name] = matrix
         return Transform(self.permutation @ other.permutation, total, matrices)  # type: ignore[arg-type]
 
     def inverse(self) -> Transform:
         """The transform that undoes this one."""
         back = Transform(self.permutation.inverse(), {})
         logarithms = back._carry({name: -value for name, value in self.logarithms.items()})
-        matrices = back._carry_matrices({name: torch.linalg.inv(value) for name, value in self.matrices.items()})
+        signed = {name for name, basis in self.symmetry.bases.items() if basis.kind == "signed"}
+        inverted = {n: value if n in signed else torch.linalg.inv(value) for n, value in self.matrices.items()}
+        matrices = back._carry_matrices(inverted)
         return Transform(back.permutation, logarithms, matrices)
 
     def _carry(self, logarithms: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -216,6 +227,9 @@ class Transform:
         for name, value in matrices.items():
             basis = self.symmetry.bases[name]
             group = Group(basis.group, value.shape[-1], basis.parents)
+            if basis.kind == "signed":
+                carried[name] = self._carry_one(group, value)
+                continue
             index = torch.arange(group.size) if basis.is_rotary else self.permutation[group.name]
             outer = tuple(source[..., None, None] for source in self.permutation.parent_sources(group))
             carried[name] = value[(*outer, index.unsqueeze(-1), index.unsqueeze(-2))]

@@ -107,7 +107,7 @@ def _find_fixed(trace: Trace, model: nn.Module, names: Mapping[Atom, str]) -> di
 
 def _is_apart(scale: Scale, bases: Iterable[Basis], fixed: Collection[str]) -> bool:
     """Whether a scale multiplies nothing that is fixed, and no axis that a change of basis mixes."""
-    alike = (basis for basis in bases if basis.group == scale.group)
+    alike = (basis for basis in bases if basis.group == scale.group and basis.kind != "signed")
     mixed = {(key, p.axis, p.number) for basis in alike for key, places in basis.places.items() for p in places}
     mine = {(key, p.axis, p.number) for key, ps in scale.powers.items() for p in ps}
     return mine.isdisjoint(mixed) and scale.powers.keys().isdisjoint(fixed)

@@ -107,7 +107,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[tuple[int,
     ),
     "grouped queries": (lambda: Model([Attention(4, 2)], layers(2)), TOKENS, [(D, "centred"), *HEAD]),
     "multi-query": (lambda: Model([Attention(2, 1)], layers(2)), TOKENS, [(D, "centred"), *HEAD]),
-    "SwiGLU": (lambda: Model([SwiGLU()], [RMSNorm(), RMSNorm()]), TOKENS, [(D, "orthogonal")]),
+    "SwiGLU": (lambda: Model([SwiGLU()], [RMSNorm(), RMSNorm()]), TOKENS, [(D, "orthogonal"), (12, "signed")]),
     "parallel": (lambda: Model([Attention(), MLP()], layers(1), "parallel"), TOKENS, [(D, "centred"), *HEAD]),
     "tied embeddings": (Tied, (2, 4), [(D, "orthogonal")]),
     "windows": (Windows, (2, 4, 4, 3), [(D, "centred"), *HEAD]),
@@ -124,10 +124,14 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[tuple[int,
     "the mean taken out": (lambda: Function(lambda x: x - x.mean(-1, keepdim=True)), ROWS, [(D, "centred")]),
     "trap: gains": (lambda: with_gains(Model([MLP()], layers(2))), TOKENS, []),
     "trap: a table is added": (WithBuffer, TOKENS, []),
-    "trap: squares": (lambda: Function(torch.square), ROWS, []),
-    "trap: squares of squares": (lambda: Function(lambda x: x / x.square().square().mean(-1, keepdim=True)), ROWS, []),
+    "tanh": (lambda: Function(torch.tanh), ROWS, [(D, "signed")]),
+    "tanh behind a batch norm": (lambda: Function(nn.Sequential(nn.BatchNorm1d(D), nn.Tanh())), ROWS, [(D, "signed")]),
+    "trap: tanh beside sigmoid": (lambda: Function(lambda x: torch.tanh(x) + torch.sigmoid(x)), ROWS, []),
+    "trap: a mean of tanh": (lambda: Function(lambda x: torch.tanh(x - x.mean(-1, keepdim=True))), ROWS, []),
+    "squares": (lambda: Function(torch.square), ROWS, [(D, "signed")]),
+    "squares of squares": (lambda: Function(lambda x: x / x.square().square().mean(-1, keepdim=True)), ROWS, [(D, "signed")]),
     "trap: powers": (lambda: Function(lambda x: x / x.pow(4).mean(-1, keepdim=True)), ROWS, []),
-    "trap: the largest": (lambda: Function(lambda x: x / x.abs().amax(-1, keepdim=True)), ROWS, []),
+    "the largest": (lambda: Function(lambda x: x / x.abs().amax(-1, keepdim=True)), ROWS, [(D, "signed")]),
     "trap: another norm": (lambda: Function(lambda x: x / x.norm(p=1, dim=-1, keepdim=True)), ROWS, []),
     "trap: a number is added": (lambda: Function(lambda x: x + 1), ROWS, []),
     "trap: skips the norm": (lambda: Function(lambda x: F.layer_norm(x, (D,)) + torch.tanh(x)), ROWS, []),
@@ -157,7 +161,10 @@ def test_kinds_counted_by_hand(name):
     assert found == sorted(CASES[name][2])
 
 
-@pytest.mark.parametrize("name", ["pre-LN", "RMSNorm by hand", "grouped queries", "tied embeddings", "windows", "LoRA", "RoPE, packed"])
+@pytest.mark.parametrize(
+    "name",
+    ["pre-LN", "RMSNorm by hand", "grouped queries", "tied embeddings", "windows", "LoRA", "RoPE, packed", "SwiGLU"],
+)
 def test_the_function_is_unchanged(name):
     model, x = make(name)
     model, x = model.double(), x.double() if x.is_floating_point() else x

@@ -46,11 +46,13 @@ def test_classes_that_meet_have_the_lesser_freedom(system):
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [
-        (A, FROZEN, Freedom.PERMUTATION),
+        (A, FROZEN, Freedom.SIGNED),
         (A, B, Freedom.LINEAR),
         (A, UNIFORM, Freedom.LINEAR),
         (UNIFORM, A, Freedom.LINEAR),
-        (Paired(A, A), B, Freedom.PERMUTATION),
+        (Paired(A, A), B, Freedom.SIGNED),
+        (Paired(A, A), A, Freedom.PERMUTATION),
+        (Paired(A, C), FROZEN, Freedom.PERMUTATION),
     ],
 )
 def test_products_of_entries(system, first, second, expected):
@@ -63,13 +65,19 @@ def test_products_of_entries(system, first, second, expected):
     [
         (A, FROZEN, Freedom.PERMUTATION),
         (A, UNIFORM, Freedom.CENTRED),
-        (Paired(A, A), UNIFORM, Freedom.PERMUTATION),
-        (Paired(A, A), Paired(A, A), Freedom.PERMUTATION),
+        (Paired(A, A), UNIFORM, Freedom.SIGNED),
+        (Paired(A, A), Paired(A, A), Freedom.SIGNED),
     ],
 )
 def test_sums(system, first, second, expected):
     system.equate(axis(first), axis(second))
     assert freedom(system, A) == expected
+
+
+def test_signs_do_not_keep_the_vector_of_ones(system):
+    system.narrow(Freedom.SIGNED, axis(A))
+    system.narrow(Freedom.CENTRED, axis(A))
+    assert freedom(system, A) == Freedom.PERMUTATION
 
 
 def test_a_sum_with_something_that_does_not_have_the_axis_keeps_the_vector_of_ones(system):

@@ -72,14 +72,16 @@ class ActivationMatching(Method):
                 statistics[site].add(*(activations[site] for activations in seen))
             count += 1
         scores = {name: torch.zeros(plan_shape(symmetry, g), dtype=torch.float64) for name, g in symmetry.groups.items()}
+        signed = {basis.group for basis in sole_bases(symmetry).values() if basis.kind == "signed"}
         for each in statistics.values():
             for name, correlation in each.correlations():
-                scores[name] += correlation
+                scores[name] += correlation.abs() if name in signed else correlation
         for name in missing:  # no module returns these units as they are: they are matched by their weights instead
             scores[name] = torch.eye(symmetry.groups[name].size, dtype=torch.float64).expand(scores[name].shape)
         mixed = _cross_products(symmetry, statistics.values())
         for each in mixed.values():
-            scores[each.basis.group] = each.scores()
+            if each.basis.group not in signed:
+                scores[each.basis.group] = each.scores()
         permutation = harden(symmetry, scores)
         problem.report({"batches": count, "sites": len(sites), "groups without a site": len(missing)})
         rotated = {name: each.rotations(permutation) for name, each in mixed.items()}
@@ -92,11 +94,18 @@ class ActivationMatching(Method):
 
 
 def _cross_products(symmetry: Symmetry, found: Iterable[_Correlations]) -> dict[str, CrossProducts]:
-    """How units that may be rotated vary together, by the names of their bases."""
+    """How units that may be rotated, or change their signs, vary together, by the names of their bases.
+
+    A sign is seen where a module makes the units with a parameter that changes with it.
+    """
     result = {}
-    moments = [each for site in found for each in site.moments.values()]
+    moments = [(site.site.module, each) for site in found for each in site.moments.values()]
     for name, basis in sole_bases(symmetry).items():
-        mine = [each.covariance() for each in moments if each.group == basis.group]
+        if basis.kind == "signed":
+            makers = {key.rpartition(".")[0] for key in basis.places}
+            mine = [each.correlation() for module, each in moments if each.group == basis.group and module in makers]
+        else:
+            mine = [each.covariance() for _, each in moments if each.group == basis.group]
         if mine:
             result[name] = CrossProducts(symmetry, basis, torch.stack(mine).sum(0))
     return result

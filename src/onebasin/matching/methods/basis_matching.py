@@ -56,7 +56,12 @@ class CrossProducts:
             self.total = inside @ (inside.mT @ self.total @ inside) @ inside.mT
 
     def scores(self) -> Tensor:
-        """For `harden`: each pair of members counts as much as its best rotation; inside, nothing is permuted."""
+        """For `harden`: each pair of members counts as much as its best rotation; inside, nothing is permuted.
+
+        Units that may change their signs are permuted, and each pair of them counts as much as its better sign.
+        """
+        if self.basis.kind == "signed":
+            return self.total.abs()
         size = self.total.shape[-1]
         if self.basis.is_rotary:
             values = torch.hypot(*_complex_sum(self.total)) / size
@@ -74,6 +79,9 @@ class CrossProducts:
             for parent, target, source in zip(group.parents, grid, permutation.parent_sources(group), strict=True):
                 index += [target, source] if parent in self.symmetry.groups else [target]
             chosen = self.total[tuple(index)]
+        if self.basis.kind == "signed":
+            paired = chosen.gather(-1, permutation[self.basis.group].unsqueeze(-1)).squeeze(-1)
+            return torch.where(paired < 0, -1.0, 1.0).double()
         if self.basis.is_rotary:
             real, imaginary = _complex_sum(chosen)
             return turn(torch.atan2(imaginary, real), torch.ones_like(real))
@@ -129,7 +137,13 @@ def sweep_with_bases(
             judged = _trusted(symmetry, keys, decided | {g.name for g in groups}) if number_of_sweep == 0 else keys
             scores, _ = score(problem, current, groups, judged)
             decided |= {group.name for group in groups}
-            update = _decide(symmetry, {n: b for n, b in bases.items() if b.group in scores}, scores)
+            mine = {n: b for n, b in bases.items() if b.group in scores}
+            signed = {
+                basis.group: score(problem, current, groups, [key for key in judged if key in basis.places])[0][basis.group]
+                for basis in mine.values()
+                if basis.kind == "signed"
+            }
+            update = _decide(symmetry, mine, scores, signed)
             after = update.apply(current)
             before = inner_product(current, problem.target, keys)
             if inner_product(after, problem.target, keys) > before + 1e-11 * abs(before) or number_of_sweep == 0:
@@ -225,11 +239,22 @@ def _trusted(symmetry: Symmetry, keys: list[str], decided: Collection[str]) -> l
     return [key for key in keys if names(symmetry.layouts[key]) & symmetry.groups.keys() <= set(decided)] or keys
 
 
-def _decide(symmetry: Symmetry, bases: Mapping[str, Basis], scores: Mapping[str, Tensor]) -> Transform:
-    """The best permutation of some groups, and the best rotations after it."""
-    mixed = {name: CrossProducts(symmetry, basis, scores[basis.group]) for name, basis in bases.items()}
-    replaced = {each.basis.group: each.scores() for each in mixed.values()}
+def _decide(
+    symmetry: Symmetry, bases: Mapping[str, Basis], scores: Mapping[str, Tensor], signed: Mapping[str, Tensor]
+) -> Transform:
+    """The best permutation of some groups, and the best rotations after it.
+
+    Args:
+        symmetry: of the groups.
+        bases: of the groups, by name.
+        scores: of the groups.
+        signed: for groups whose units may change their signs, the part of the scores that changes with them.
+    """
+    mixed = {n: CrossProducts(symmetry, b, signed.get(b.group, scores[b.group])) for n, b in bases.items()}
+    found = {name: value.double().cpu() for name, value in scores.items()}
+    for each in mixed.values():
+        group = each.basis.group
+        found[group] = each.scores() + (found[group] - each.total if group in signed else 0)
     groups = [symmetry.groups[name] for name in scores]
-    found = {name: replaced.get(name, value.double().cpu()) for name, value in scores.items()}
     permutation = harden(symmetry, found, groups)
     return Transform(permutation, {}, {name: each.rotations(permutation) for name, each in mixed.items()})

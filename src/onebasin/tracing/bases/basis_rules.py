@@ -5,10 +5,10 @@ An operation that is in neither table allows nothing but permutations of everyth
 
 from __future__ import annotations
 
-from onebasin.tracing.bases.classes import UNIFORM, Freedom, System
+from onebasin.tracing.bases.classes import FROZEN, UNIFORM, Freedom, Paired, System
 from onebasin.tracing.slots import slot_rules as slots
 from onebasin.tracing.slots.slot_rules import Rule, SlotArguments, align_operands, keep, reduce
-from onebasin.tracing.slots.system import TensorSlots
+from onebasin.tracing.slots.system import TensorSlots, atoms_of
 from onebasin.tracing.trace import NotCovered
 
 
@@ -80,6 +80,35 @@ def _length(system: System, args: SlotArguments) -> TensorSlots:
     return reduce(system, args)
 
 
+def _odd(system: System, args: SlotArguments) -> TensorSlots:
+    """f(-x) = -f(x)."""
+    low, high = args.get("min_val", -1), args.get("max_val", 1)
+    if low != -high:
+        raise NotCovered("not odd")
+    system.narrow(Freedom.SIGNED, *args.input)
+    return tuple(tuple((a, FROZEN if isinstance(s, Paired) else s) for a, s in axis) for axis in args.input)
+
+
+def _even(system: System, args: SlotArguments) -> TensorSlots:
+    """f(-x) = f(x)."""
+    system.narrow(Freedom.SIGNED, *args.input)
+    return tuple(system.constant(atoms_of(axis)) for axis in args.input)
+
+
+def _batch_norm(system: System, args: SlotArguments) -> TensorSlots:
+    """With stored statistics: (x - mean) / deviation * weight + bias."""
+    batch, channels, *spatial = args.input
+    mean, variance = args.get("running_mean"), args.get("running_var")
+    if args.get("training", True) or mean is None or variance is None:
+        raise NotCovered("statistics of the batch")
+    system.forbid(batch, *spatial, variance[0], *(args.get("weight") or ()))
+    channels = system.equate(channels, mean[0])
+    system.narrow(Freedom.SIGNED, channels)
+    if args.get("bias") is not None:
+        channels = system.equate(channels, args["bias"][0])
+    return (batch, channels, *spatial)
+
+
 def _dropout(system: System, args: SlotArguments) -> TensorSlots:
     if args.get("train", args.get("training", True)) and args["p"]:
         raise NotCovered("entries are dropped one by one")
@@ -98,4 +127,11 @@ RULES: dict[str, Rule] = {
     "linalg_vector_norm": _length,
     **dict.fromkeys(("dropout", "feature_dropout"), _dropout),
     **dict.fromkeys(("roll", "flip"), keep),
-}
+    **dict.fromkeys(
+        ("tanh", "sin", "asin", "arcsin", "atan", "arctan", "sinh", "asinh", "arcsinh", "erf", "sign", "sgn", "hardtanh",
+         "softshrink", "hardshrink"),
+        _odd,
+    ),
+    **dict.fromkeys(("abs", "absolute", "cos", "cosh"), _even),
+    "batch_norm": _batch_norm,
+}  # fmt: skip

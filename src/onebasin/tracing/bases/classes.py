@@ -16,18 +16,28 @@ from onebasin.tracing.trace import Trace
 
 
 class Freedom(IntEnum):
-    """Which matrices leave the function alone. Each is a subgroup of the one before, so the larger of two is their meet."""
+    """Which matrices leave the function alone: any, orthogonal ones, those of them that keep the vector of ones, those of them
+    that change signs of units, and none but permutations."""
 
     LINEAR = 0
     ORTHOGONAL = 1
     CENTRED = 2
-    PERMUTATION = 3
+    SIGNED = 3
+    PERMUTATION = 4
+
+
+def meet(first: Freedom, second: Freedom) -> Freedom:
+    """What both allow. Each is a subgroup of the one before, but for signs: one that is changed changes the vector of ones."""
+    if {first, second} == {Freedom.CENTRED, Freedom.SIGNED}:
+        return Freedom.PERMUTATION
+    return max(first, second)
 
 
 _KINDS: dict[Freedom, BasisKind] = {
     Freedom.LINEAR: "linear",
     Freedom.ORTHOGONAL: "orthogonal",
     Freedom.CENTRED: "centred",
+    Freedom.SIGNED: "signed",
 }
 
 Unknown = tuple[str, int, int]
@@ -95,12 +105,17 @@ class System(SlotSystem):
         self.narrow(Freedom.PERMUTATION, *axes)
 
     def narrow(self, freedom: Freedom, *axes: Slots) -> None:
-        """Allow no more than these matrices along axes. Of products, only a sum is allowed more than a permutation."""
+        """Allow no more than these matrices along axes.
+
+        Of products, only a sum allows more than a permutation; but a square stays the same if signs are changed.
+        """
         for _, state in itertools.chain(*axes):
-            allowed = Freedom.PERMUTATION if isinstance(state, Paired) else freedom
+            allowed = freedom
+            if isinstance(state, Paired):
+                allowed = Freedom.SIGNED if state.first == state.second else Freedom.PERMUTATION
             for ref in state if isinstance(state, Paired) else [state] if isinstance(state, Ref) else ():
                 root = self._find(ref).unknown
-                self._freedom[root] = max(allowed, self._freedom.get(root, Freedom.LINEAR))
+                self._freedom[root] = meet(allowed, self._freedom.get(root, Freedom.LINEAR))
 
     def equate(self, first: Slots, *others: Slots) -> Slots:
         """Operands of a sum change in the same way. Where one is constant along an axis, the vector of ones is kept."""
@@ -139,6 +154,10 @@ class System(SlotSystem):
             return y if x == UNIFORM else x
         if isinstance(x, Ref) and isinstance(y, Ref):
             return Paired(x, y)
+        for changing, other in ((x, y), (y, x)):
+            if isinstance(changing, Ref) and other == FROZEN:
+                self.narrow(Freedom.SIGNED, ((atom, changing),))
+                return changing
         self.forbid(((atom, x), (atom, y)))
         return FROZEN
 
@@ -173,11 +192,11 @@ class System(SlotSystem):
         x, y = self._find(x), self._find(y)
         is_dual = (x.is_dual != y.is_dual) != dual
         if x.unknown != y.unknown:
-            freedom = max(self._freedom.get(each.unknown, Freedom.LINEAR) for each in (x, y))
+            freedom = meet(*(self._freedom.get(each.unknown, Freedom.LINEAR) for each in (x, y)))
             self._links[y.unknown] = Ref(x.unknown, is_dual)
             self._freedom[x.unknown] = freedom
         elif is_dual:
-            self._freedom[x.unknown] = max(Freedom.ORTHOGONAL, self._freedom.get(x.unknown, Freedom.LINEAR))
+            self._freedom[x.unknown] = meet(Freedom.ORTHOGONAL, self._freedom.get(x.unknown, Freedom.LINEAR))
 
     def solve(self, keys: Sequence[str], groups: Mapping[str, Group]) -> dict[str, Basis]:
         """A basis for each class that allows more than permutations and that two axes or more belong to."""

@@ -1,0 +1,72 @@
+"""Matrices of changes of basis that can be learned: exponentials, times a start."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from onebasin.symmetries.basis_matrices import complement_of_ones, pair, turn
+from onebasin.symmetries.structure import Basis
+
+_NUM_TERMS, _NUM_SQUARINGS = 8, 4
+
+
+class LearnedBasis:
+    """Matrices exp(G) S with a start S, and their duals exp(-G^T) S^-T, differentiable in what G is made of.
+
+    Args:
+        basis: any but one of signs.
+        shape: of the matrices.
+        start: the identity if None.
+        device: of the generator.
+
+    Attributes:
+        generator: what G is made of; zero at the start.
+    """
+
+    def __init__(self, basis: Basis, shape: tuple[int, ...], start: Tensor | None, device: torch.device):
+        self.basis = basis
+        size = shape[-1] - 1 if basis.kind == "centred" else shape[-1]
+        self.generator = torch.zeros((*shape[:-2], size, size), device=device, requires_grad=True)
+        first = torch.eye(shape[-1], dtype=torch.float64).expand(shape) if start is None else start.double().cpu()
+        self._first = {}
+        for dtype in (torch.float32, torch.float64):
+            self._first[dtype] = [m.to(device, dtype) for m in (first, torch.linalg.inv(first).mT)]
+        self._inside = complement_of_ones(shape[-1]).to(device)
+
+    def matrices(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """The matrices and their duals, in float32 or float64."""
+        made = self.generator.to(dtype)
+        start, dual = (matrix.to(made.device) for matrix in self._first[dtype])
+        if self.basis.is_rotary:
+            growth, angle = made[..., 0, 0], made[..., 1, 0]
+            grown, opposite = turn(angle, growth.exp()), turn(angle, (-growth).exp())
+            return grown @ start, opposite @ dual
+        if self.basis.kind != "linear":
+            made = made - made.mT
+        if self.basis.kind == "centred":
+            inside = self._inside.to(made)
+            made = inside @ made @ inside.mT
+        grown = exponential(made)
+        opposite = grown if self.basis.kind != "linear" else exponential(-made.mT)
+        return grown @ start, opposite @ dual
+
+    def plans(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+        """As `MixedTensors.mix_with` takes them."""
+        return pair(self.basis.name, *self.matrices(dtype))
+
+
+def exponential(matrix: Tensor) -> Tensor:
+    """The exponential of matrices: in float64 by PyTorch, else by a fixed number of products, which a CUDA graph can hold.
+
+    A Taylor polynomial of a sixteenth of the matrix, squared four times, is exact to float32 up to a norm of eight.
+    """
+    if matrix.dtype == torch.float64:
+        return torch.linalg.matrix_exp(matrix)
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    small, result = matrix / 2**_NUM_SQUARINGS, identity
+    for number in range(_NUM_TERMS, 0, -1):
+        result = identity + small @ result / number
+    for _ in range(_NUM_SQUARINGS):
+        result = result @ result
+    return result
