@@ -124,3 +124,66 @@ def test_soft_tensors_on_cuda_are_those_on_the_cpu(case):
         torch.testing.assert_close(found[1][0][key].cpu(), value)
     for one, other in zip(found[1][1], found[0][1], strict=True):
         torch.testing.assert_close(one.cpu(), other, rtol=1e-6, atol=1e-8)
+
+
+class Gated(nn.Module):
+    """A stream that can be rotated, and gated units that can be scaled and change their signs."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.gate, self.up, self.down = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.norms = nn.ModuleList(nn.RMSNorm(8) for _ in range(2))
+
+    def forward(self, x):
+        x = self.embed(x)
+        inside = self.norms[0](x)
+        x = x + self.down(torch.nn.functional.silu(self.gate(inside)) * self.up(inside))
+        return self.head(self.norms[1](x))
+
+
+@pytest.fixture
+def gated():
+    torch.manual_seed(0)
+    model, x = Gated().double().eval(), torch.randn(5, 6).double()
+    symmetry = ob.symmetry(model, x, kinds="all")
+    assert len(symmetry.scales) == 1
+    assert {basis.kind for basis in symmetry.bases.values()} == {"orthogonal", "signed"}
+    return model, x, symmetry
+
+
+def test_a_sharp_start_is_the_transform(gated):
+    model, _, symmetry = gated
+    transform = ob.Transform.random(symmetry, torch.Generator().manual_seed(0))
+    net = ob.RebasinNet(model, symmetry, init=transform, mass=1 - 1e-9)
+    expected, soft = transform.apply(model), net()
+    for key, value in expected.items():
+        torch.testing.assert_close(soft[key], value, atol=1e-6, rtol=1e-6)
+    found = net.transform()
+    assert found.permutation == transform.permutation
+    torch.testing.assert_close(found.matrices, transform.matrices)
+    torch.testing.assert_close(found.logarithms, transform.logarithms)
+
+
+def test_other_kinds_are_learned_in_an_ordinary_loop(gated):
+    model, x, symmetry = gated
+    drawn = ob.Transform.random(symmetry, torch.Generator().manual_seed(1))
+    target = drawn.apply(model)
+    signs = {name: value for name, value in drawn.matrices.items() if symmetry.bases[name].kind == "signed"}
+    net = ob.RebasinNet(model, symmetry, init=ob.Transform(drawn.permutation, {}, signs), tau=0.05, mass=0.99)
+    optimizer = torch.optim.Adam(net.parameters(), 0.02)
+
+    def distance(state):
+        return sum((state[key] - value).square().sum() for key, value in target.items())
+
+    with torch.no_grad():
+        start = float(distance(net()))
+    for _ in range(300):
+        optimizer.zero_grad()
+        distance(net()).backward()
+        optimizer.step()
+    learned = net.transform().apply(model)
+    assert float(distance(learned)) < 1e-3 * start
+    moved = copy.deepcopy(model)
+    moved.load_state_dict(learned)
+    torch.testing.assert_close(moved(x), model(x), rtol=1e-9, atol=1e-11)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import onebasin as ob
-from onebasin.symmetries import Basis, Group, Place
+from onebasin.symmetries import Basis, Place
 from onebasin.symmetries.basis_matrices import MixedTensors, check_matrices, complement_of_ones, pair, random_matrices
 from onebasin.symmetries.layout import parse
 
@@ -31,6 +31,9 @@ def test_random_matrices_are_of_their_kind(kind, shape):
         ("centred", torch.diag(torch.tensor([1.0, 1.0, -1.0])), "vector of ones"),
         ("linear", torch.diag(torch.tensor([1.0, 1.0, 0.0])), "singular"),
         ("linear", torch.full((3, 3), float("nan")), "not finite"),
+        ("signed", torch.tensor([1.0, -1.0, 0.5]), "not 1 and -1"),
+        ("rotary", torch.diag(torch.tensor([1.0, 2.0])), "not a rotation"),
+        ("rotary", torch.zeros(2, 2), "not a rotation"),
     ],
 )
 def test_other_matrices_are_refused(kind, matrix, message):

@@ -24,8 +24,8 @@ SOLVER_STEPS = 10
 class RebasinNet(nn.Module):
     """A network whose only parameters are the logits of the plans (eq. sinkhorn-rebasing of the paper).
 
-    Beside them it has, if the symmetry has scales or changes of basis, the logarithms of the scales and the generators of the
-    matrices: after being permuted, units are multiplied by the scales and mixed by the matrices. Signs stay as they start.
+    Beside them it has, if the symmetry has scales or changes of basis, the logarithms of the scales and the generators of
+    the matrices: units that were permuted are multiplied by the scales and mixed by the matrices. Signs stay as they start.
 
     Calling it returns the softly permuted tensors of a model, differentiable in the logits, for
     ``torch.func.functional_call``: so any cost of a network's parameters can be minimised over permutations, all layers at

@@ -106,7 +106,7 @@ class Place(NamedTuple):
 
 
 BasisKind = Literal["linear", "orthogonal", "centred", "signed", "rotary"]
-"""Any invertible matrix, an orthogonal one, an orthogonal one that keeps the vector of ones, a diagonal one with entries 1 and
+"""Any invertible matrix, an orthogonal one, an orthogonal one that keeps the vector of ones, a diagonal one of entries 1 and
 -1, or a rotation of two units times a positive number."""
 
 

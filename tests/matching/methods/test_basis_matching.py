@@ -16,9 +16,9 @@ from tests.basis_networks import MLP, Attention, D, Model, RMSNorm
 class Tokens(nn.Module):
     """Reads tokens, so that its stream is told by many vectors."""
 
-    def __init__(self, norm: type[nn.Module]):
+    def __init__(self, norm: type[nn.Module], rotate: str = ""):
         super().__init__()
-        self.inner = Model([Attention(), MLP()], [norm(D) for _ in range(3)])
+        self.inner = Model([Attention(rotate=rotate), MLP()], [norm(D) for _ in range(3)])
         self.inner.embed = nn.Embedding(40, D)
         self.inner.head = nn.Linear(D, 40)
 
@@ -26,10 +26,10 @@ class Tokens(nn.Module):
         return self.inner(x)
 
 
-def plant(norm: type[nn.Module], rotated: bool = True) -> tuple[nn.Module, nn.Module, torch.Tensor]:
+def plant(norm: type[nn.Module], rotated: bool = True, rotate: str = "") -> tuple[nn.Module, nn.Module, torch.Tensor]:
     """A model, and the same one with units permuted and rotated at random, or mixed by any invertible matrices."""
     torch.manual_seed(0)
-    model, x = Tokens(norm).double().eval(), torch.randint(0, 40, (2, 5))
+    model, x = Tokens(norm, rotate).double().eval(), torch.randint(0, 40, (2, 5))
     symmetry = ob.symmetry(model, x, kinds="all")
     drawn = ob.Transform.random(symmetry, torch.Generator().manual_seed(1))
     matrices = drawn.matrices
@@ -55,6 +55,44 @@ def test_planted_invertible_matrices_are_undone_without_data(norm):
     model, moved, x = plant(norm, rotated=False)
     found = ob.align(moved, to=model, example_inputs=x, kinds="all", scaling=ob.Scaling(steps=0))
     assert found.cost < 1e-6 * found.start_cost
+
+
+@pytest.mark.parametrize("rotate", ["halves", "interleaved", "part"])
+def test_planted_rotary_bases_are_undone_without_data(rotate):
+    model, moved, x = plant(RMSNorm, rotated=False, rotate=rotate)
+    found = ob.align(moved, to=model, example_inputs=x, kinds="all", scaling=ob.Scaling(steps=0))
+    assert any(basis.is_rotary for basis in found.transform.symmetry.bases.values())
+    assert found.cost < 1e-6 * found.start_cost
+
+
+class Odd(nn.Module):
+    """Layers of tanh, and a gate that no sign enters."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(6, 24), nn.Linear(24, 24), nn.Linear(24, 24)])
+        self.gate, self.up, self.down = nn.Linear(24, 20), nn.Linear(24, 20), nn.Linear(20, 5)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.down(torch.sigmoid(self.gate(x)) * self.up(x))
+
+
+@pytest.mark.parametrize("method", ["weight-matching", "activation-matching"])
+def test_planted_signs_are_undone(method):
+    torch.manual_seed(0)
+    model, x = Odd().double().eval(), torch.randn(3, 6).double()
+    symmetry = ob.symmetry(model, x, kinds="all")
+    assert [basis.kind for basis in symmetry.bases.values()] == ["signed"] * 4
+    drawn = ob.Transform.random(symmetry, torch.Generator().manual_seed(1))
+    moved = copy.deepcopy(model)
+    moved.load_state_dict(ob.Transform(drawn.permutation, {}, drawn.matrices).apply(model))
+    data = [torch.randn(300, 6).double()] if method == "activation-matching" else None
+    options = {"example_inputs": x, "data": data, "method": method, "scaling": ob.Scaling(steps=0)}
+    found = ob.align(moved, to=model, kinds="all", **options)
+    assert found.cost < 1e-9 * found.start_cost
+    assert ob.align(moved, to=model, **{**options, "scaling": None}).cost > 0.1 * found.start_cost
 
 
 def test_planted_rotations_are_undone_from_activations():

@@ -129,7 +129,9 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[tuple[int,
     "trap: tanh beside sigmoid": (lambda: Function(lambda x: torch.tanh(x) + torch.sigmoid(x)), ROWS, []),
     "trap: a mean of tanh": (lambda: Function(lambda x: torch.tanh(x - x.mean(-1, keepdim=True))), ROWS, []),
     "squares": (lambda: Function(torch.square), ROWS, [(D, "signed")]),
-    "squares of squares": (lambda: Function(lambda x: x / x.square().square().mean(-1, keepdim=True)), ROWS, [(D, "signed")]),
+    "squares of squares": (
+        lambda: Function(lambda x: x / x.square().square().mean(-1, keepdim=True)), ROWS, [(D, "signed")]
+    ),
     "trap: powers": (lambda: Function(lambda x: x / x.pow(4).mean(-1, keepdim=True)), ROWS, []),
     "the largest": (lambda: Function(lambda x: x / x.abs().amax(-1, keepdim=True)), ROWS, [(D, "signed")]),
     "trap: another norm": (lambda: Function(lambda x: x / x.norm(p=1, dim=-1, keepdim=True)), ROWS, []),

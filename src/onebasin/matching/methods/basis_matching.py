@@ -23,7 +23,6 @@ from onebasin.symmetries.layout import names
 from onebasin.symmetries.transform import mixed_tensors
 from onebasin.tensors.states import State
 
-
 _NUM_NEWTON = 20
 
 
@@ -36,7 +35,7 @@ def sole_bases(symmetry: Symmetry) -> dict[str, Basis]:
 def with_pairs(symmetry: Symmetry) -> Symmetry:
     """A symmetry in which two units that a rotary embedding turns together are a group too, which is never permuted."""
     pairs = [basis for basis in symmetry.bases.values() if basis.is_rotary]
-    return replace(symmetry, groups=symmetry.groups | {b.group: Group(b.group, 2, b.parents) for b in pairs})
+    return replace(symmetry, groups={**symmetry.groups, **{b.group: Group(b.group, 2, b.parents) for b in pairs}})
 
 
 def without_pairs(symmetry: Symmetry, found: Transform) -> Transform:

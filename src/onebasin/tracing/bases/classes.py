@@ -16,14 +16,17 @@ from onebasin.tracing.trace import Trace
 
 
 class Freedom(IntEnum):
-    """Which matrices leave the function alone: any, orthogonal ones, those of them that keep the vector of ones, those of them
-    that change signs of units, and none but permutations."""
+    """Which matrices leave the function alone."""
 
     LINEAR = 0
+    """Any that can be inverted."""
     ORTHOGONAL = 1
     CENTRED = 2
+    """Orthogonal ones that keep the vector of ones."""
     SIGNED = 3
+    """Those that change signs of units."""
     PERMUTATION = 4
+    """None but permutations."""
 
 
 def meet(first: Freedom, second: Freedom) -> Freedom:

@@ -138,7 +138,11 @@ def _turn(symmetry: Symmetry, meeting: _Meeting, pairing: Pairing) -> Symmetry |
     if any(keys & set(tied) for tied in symmetry.ties):
         return None
     first = meeting.queries[0][0]
-    base = next(name for name in _number(re.sub(r"[\s()+|\[\],]", "_", first)) if name not in symmetry.bases and f"{name}:pair" not in symmetry.sizes)
+    base = next(
+        name
+        for name in _number(re.sub(r"[\s()+|\[\],]", "_", first))
+        if name not in symmetry.bases and f"{name}:pair" not in symmetry.sizes
+    )
     layouts = dict(symmetry.layouts)
     places: dict[str, list[Place]] = {}
     found: list[tuple[tuple[str, ...], int]] = []
@@ -156,7 +160,9 @@ def _turn(symmetry: Symmetry, meeting: _Meeting, pairing: Pairing) -> Symmetry |
     parents = found[-1][0]  # several heads of queries may share one of keys
     if any(not set(parents) <= set(above) for above, _ in found) or len({size for _, size in found}) > 1:
         return None
-    fixed = (f"{base}:head",) if any(f.name == f"{base}:head" for f in factors(layouts[first][meeting.queries[0][1]])) else ()
+    fixed = (
+        (f"{base}:head",) if any(f.name == f"{base}:head" for f in factors(layouts[first][meeting.queries[0][1]])) else ()
+    )
     basis = Basis(
         base, f"{base}:pair", "rotary", {key: tuple(p) for key, p in places.items()}, (*parents, *fixed, f"{base}:angle")
     )
@@ -176,9 +182,7 @@ def _number(name: str) -> Iterator[str]:
     return itertools.chain([name], (f"{name}:{number}" for number in itertools.count(2)))
 
 
-def _split(
-    term: Term, above: tuple[str, ...], base: str, size: int, pairing: Pairing
-) -> tuple[Term, tuple[str, ...], int]:
+def _split(term: Term, above: tuple[str, ...], base: str, size: int, pairing: Pairing) -> tuple[Term, tuple[str, ...], int]:
     """A term whose first part that cannot be permuted is cut into pairs.
 
     Args:
