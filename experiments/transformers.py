@@ -6,6 +6,7 @@ and the number of parameters stay, and the function of the end is unchanged.
 
 from __future__ import annotations
 
+import copy
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +24,20 @@ METHODS = {
     "wm": "weight matching, permutations",
     "am": "activation matching, permutations",
     "auto": "the default, permutations learned",
+    "stream": "weight matching, permutations and rotations of the stream (no data)",
+    "heads": "weight matching, those and maps inside heads (no data)",
     "wm-all": "weight matching, all kinds (no data)",
     "am-all": "activation matching, all kinds",
+    "stream+learned": "weight matching, rotations of the stream learned",
+    "heads+learned": "weight matching, those and maps inside heads learned",
     "wm-all+learned": "weight matching, all kinds learned",
     "am-all+learned": "activation matching, all kinds learned",
 }
+_STREAM = {"orthogonal", "centred"}
+_PARTS = {"stream": _STREAM, "heads": _STREAM | {"linear", "rotary"}}
+"""The kinds of bases of some methods; these have no scales and no signs."""
+THREE = "three"
+"""Networks aligned to the first of three, and measured on a grid of the simplex between them."""
 PUBLISHED = {"vit": "0.36 / 0.45 / 0.00", "gpt": "0.34 / 0.63 / 0.02", "llama": ""}
 """GLMC: by weights / permutations learned / all learned, in a larger network."""
 NUM_POINTS = 11
@@ -40,6 +50,9 @@ def configs(quick: bool) -> list[dict[str, Any]]:
         for network in (("gpt",) if quick else RECIPES)
         for pair in ((0, 1), (0, 2), (1, 2))[: 1 if quick else 3]
         for method in METHODS
+    ] + [
+        {"network": network, "seeds": [0, 1, 2], "method": THREE, "steps": 5 if quick else 1500, "quick": quick}
+        for network in (("gpt",) if quick else RECIPES)
     ]
 
 
@@ -48,11 +61,14 @@ def run(config: dict[str, Any], device: str) -> dict[str, Any]:
     recipe = RECIPES[config["network"]]
     if config["quick"]:
         recipe = replace(recipe, width=32, num_blocks=2, num_heads=4, hidden=32, steps=20, batch=8, context=16)
-    target, source = trained_networks(recipe, config["seeds"], device)
+    target, *sources = trained_networks(recipe, config["seeds"], device)
     train, test = (load_data(recipe.network, split, device, recipe.context) for split in ("train", "test"))
     size = 500 if recipe.network == "vit" else 64
     batches = list(zip(*(part[: 100 * size].split(size) for part in train), strict=True))
     begin = time.perf_counter()
+    if config["method"] == THREE:
+        return _measure_simplex(config, target, sources, batches, test) | {"seconds": time.perf_counter() - begin}
+    (source,) = sources
     found = _align(config, source, target, batches)
     if device.startswith("cuda"):
         torch.cuda.synchronize()
@@ -81,9 +97,50 @@ def _align(
         options["method"] = "weight-matching"
     if method.endswith("-all"):
         options |= {"kinds": "all", "scaling": ob.Scaling(steps=config["steps"] if then else 0)}
+    if method in _PARTS:
+        source, target, symmetry = _restrict(source, target, options.pop("example_inputs"), _PARTS[method])
+        options |= {"kinds": "all", "symmetry": symmetry, "scaling": ob.Scaling(steps=config["steps"] if then else 0)}
     if then:
         options |= {"objective": line, "data": _Shuffled(batches)}
     return ob.align(source, to=target, **options)
+
+
+def _restrict(
+    source: nn.Module, target: nn.Module, inputs: Tensor, kinds: set[str]
+) -> tuple[nn.Module, nn.Module, ob.Symmetry]:
+    """Both networks in canonical form, and their symmetry with bases of some kinds alone."""
+    forms = []
+    for model in (source, target):
+        forms.append(copy.deepcopy(model))
+        forms[-1].load_state_dict(ob.canonical(model, inputs).state)
+    symmetry = ob.symmetry(forms[1], inputs, kinds="all")
+    bases = {name: basis for name, basis in symmetry.bases.items() if basis.kind in kinds}
+    return forms[0], forms[1], replace(symmetry, bases=bases, scales={})
+
+
+def _measure_simplex(
+    config: dict[str, Any],
+    target: nn.Module,
+    sources: list[nn.Module],
+    batches: list[tuple[Tensor, Tensor]],
+    test: tuple[Tensor, Tensor],
+) -> dict[str, Any]:
+    """The loss at the points of a grid between three networks, and how far it is above that of the ends."""
+    found = [_align({**config, "method": "wm-all+learned"}, source, target, batches) for source in sources]
+    ends = [found[0].target, *(each.model for each in found)]  # type: ignore[union-attr]
+    weights = [(4 - i - j, i, j) for i in range(5) for j in range(5 - i)]
+    middle, measured = copy.deepcopy(target), []
+    for shares in weights:
+        states = [model.state_dict() for model in ends]
+        mean = {key: sum(s / 4 * state[key] for s, state in zip(shares, states, strict=True)) for key in states[0]}
+        middle.load_state_dict(mean)
+        measured.append(_evaluate(middle, *test))
+    corners = [measured[weights.index(tuple(4 * (n == m) for m in range(3)))]["loss"] for n in range(3)]
+    above = [
+        m["loss"] - sum(s / 4 * c for s, c in zip(shares, corners, strict=True))
+        for m, shares in zip(measured, weights, strict=True)
+    ]
+    return {"weights": weights, "test": {name: [m[name] for m in measured] for name in measured[0]}, "barrier": max(above)}
 
 
 class _Shuffled:
@@ -117,6 +174,7 @@ def _change(before: nn.Module, after: nn.Module, inputs: Tensor) -> float:
 
 def draw(records: list[dict[str, Any]], folder: Path) -> None:
     """One table: a row per network and method, means over pairs."""
+    three: list[str] = []
     lines = [
         "# Transformers that were trained apart",
         "",
@@ -128,6 +186,12 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
         "|---" * 10 + "|",
     ]
     for network in RECIPES:
+        for r in (r for r in records if (r["config"]["network"], r["config"]["method"]) == (network, THREE)):
+            three.append(
+                f"Three {network}s at once, {len(r['result']['weights'])} points of the simplex: highest barrier "
+                f"{r['result']['barrier']:.3f}, accuracy from {min(r['result']['test']['accuracy']):.2%} to "
+                f"{max(r['result']['test']['accuracy']):.2%}."
+            )
         for method, label in METHODS.items():
             same = [r["result"] for r in records if (r["config"]["network"], r["config"]["method"]) == (network, method)]
             if not same:
@@ -148,7 +212,7 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
                 f"| {means['train']:.3f} | {means['sure']:.2%} | {means['middle']:.2%} | {means['seconds']:.0f} |"
             )
     machines = sorted({f"{r['machine']}, torch {r['torch']}, commit {r['commit']}" for r in records})
-    lines += ["", f"{len(records)} trials; {'; '.join(machines)}."]
+    lines += ["", *three, "", f"{len(records)} trials; {'; '.join(machines)}."]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "transformers.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
