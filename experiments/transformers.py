@@ -27,11 +27,13 @@ METHODS = {
     "stream": "weight matching, permutations and rotations of the stream (no data)",
     "heads": "weight matching, those and maps inside heads (no data)",
     "wm-all": "weight matching, all kinds (no data)",
+    "text-all": "activation matching on text that the networks write, all kinds (no data)",
     "am-all": "activation matching, all kinds",
     "stream+learned": "weight matching, rotations of the stream learned",
     "heads+learned": "weight matching, those and maps inside heads learned",
     "wm-all+learned": "weight matching, all kinds learned",
     "am-all+learned": "activation matching, all kinds learned",
+    "text-all+learned": "the same on text that the networks write (no data)",
 }
 _STREAM = {"orthogonal", "centred"}
 _PARTS = {"stream": _STREAM, "heads": _STREAM | {"linear", "rotary"}}
@@ -50,6 +52,7 @@ def configs(quick: bool) -> list[dict[str, Any]]:
         for network in (("gpt",) if quick else RECIPES)
         for pair in ((0, 1), (0, 2), (1, 2))[: 1 if quick else 3]
         for method in METHODS
+        if not method.startswith("text") or network != "vit"
     ] + [
         {"network": network, "seeds": [0, 1, 2], "method": THREE, "steps": 5 if quick else 1500, "quick": quick}
         for network in (("gpt",) if quick else RECIPES)
@@ -87,11 +90,14 @@ def _align(
     method, _, then = config["method"].partition("+")
     if method == "naive":
         return None
+    if method.startswith("text"):
+        num_texts, length = batches[0][0].shape
+        batches = ob.synthetic_text([target, source], length, num_batches=2 if config["quick"] else 25, batch_size=num_texts)
     line = ob.RandomPoint(loss, low=0.4, high=0.6)
     options: dict[str, Any] = {"example_inputs": batches[0][0][:2], "seed": 0}
     if method == "auto":
         return ob.align(source, to=target, objective=ob.Midpoint(loss), data=batches, **options)
-    if method.startswith("am"):
+    if method.startswith(("am", "text")):
         options |= {"method": ob.ActivationMatching(num_batches=20), "data": batches}
     else:
         options["method"] = "weight-matching"

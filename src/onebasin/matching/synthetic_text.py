@@ -1,0 +1,96 @@
+"""Texts that language models write themselves, for those who have no data.
+
+A model of the next token is a model of its training data: what it writes, token by token, stands in for that data.
+Activations are compared and bases learned on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.landscape.batches import copy_model
+from onebasin.matching.methods.base import check_count, check_number
+from onebasin.tensors.progress import Progress, show_progress
+from onebasin.tensors.seeding import seeded
+
+
+def synthetic_text(
+    models: Sequence[nn.Module],
+    length: int,
+    num_batches: int = 8,
+    batch_size: int = 32,
+    temperature: float = 1.0,
+    start: int | None = None,
+    seed: int = 0,
+    progress: bool | Progress = False,
+) -> list[tuple[Tensor, Tensor]]:
+    """Let models of the next token write texts: each an equal share of every batch.
+
+    Args:
+        models: take tokens (batch, position) and return scores (batch, position, vocabulary), by themselves or as ``.logits``;
+            left untouched.
+        length: the tokens of a text, without the one that is predicted last.
+        num_batches: how many batches to write.
+        batch_size: texts in each; at least one for each model.
+        temperature: of the draws: 1 as the models would have it, less for likelier texts.
+        start: the first token of every text; drawn evenly from the vocabulary if None.
+        seed: for all draws.
+        progress: show a progress line; or a function to call with what is done, how far, and how much there is.
+
+    Returns:
+        Pairs (tokens, the tokens that follow each), (batch_size, length) both, as `onebasin.align` and `onebasin.merge` take
+        them for ``data=``.
+
+    Raises:
+        ValueError: if a model does not return scores for the next token, or the vocabularies differ.
+
+    >>> model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7))
+    >>> [(tokens.shape, following.shape) for tokens, following in synthetic_text([model], 5, num_batches=1, batch_size=3)]
+    [(torch.Size([3, 5]), torch.Size([3, 5]))]
+    """
+    for name, count in {"length": length, "num_batches": num_batches}.items():
+        check_count(name, count, at_least=1)
+    if not models:
+        raise ValueError("synthetic text is written by at least one model")
+    check_count("batch_size", batch_size, at_least=len(models))
+    check_number("temperature", temperature, above=0)
+    copies = [copy_model(model).requires_grad_(False).eval() for model in models]
+    device = next(copies[0].parameters()).device
+    sizes = {_score(model, torch.zeros(1, 1, dtype=torch.long, device=device)).shape[-1] for model in copies}
+    if len(sizes) > 1:
+        raise ValueError(f"the models have vocabularies of different sizes: {', '.join(map(str, sorted(sizes)))}")
+    (vocabulary,) = sizes
+    if start is not None and not 0 <= start < vocabulary:
+        raise ValueError(f"start must be a token from 0 to {vocabulary - 1}, got {start}")
+    batches = []
+    with show_progress(progress) as show, seeded(seed, device), torch.no_grad():
+        for number in range(num_batches):
+            show("synthetic texts", number, num_batches)
+            firsts = torch.randint(0, vocabulary, (batch_size, 1), device=device)
+            firsts = firsts if start is None else torch.full_like(firsts, start)
+            shares = firsts.tensor_split(len(copies))
+            text = torch.cat(
+                [_write(model, share, length, temperature) for model, share in zip(copies, shares, strict=True)]
+            )
+            text = text[torch.randperm(batch_size, device=device)]
+            batches.append((text[:, :-1].contiguous(), text[:, 1:].contiguous()))
+    return batches
+
+
+def _write(model: nn.Module, tokens: Tensor, length: int, temperature: float) -> Tensor:
+    for _ in range(length):
+        chances = (_score(model, tokens)[:, -1].float() / temperature).softmax(-1)
+        tokens = torch.cat([tokens, torch.multinomial(chances, 1)], 1)
+    return tokens
+
+
+def _score(model: nn.Module, tokens: Tensor) -> Tensor:
+    output: Any = model(tokens)
+    scores = getattr(output, "logits", output)
+    if not isinstance(scores, Tensor) or scores.dim() != 3 or scores.shape[:2] != tokens.shape:
+        raise ValueError("synthetic text is for models that return scores of the next token at every position")
+    return scores

@@ -1,0 +1,71 @@
+"""Texts that language models write."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import onebasin as ob
+
+
+class Chain(nn.Module):
+    """The next token is almost surely the last one plus a step."""
+
+    def __init__(self, step: int = 1, vocabulary: int = 11):
+        super().__init__()
+        self.table = nn.Parameter(20 * torch.eye(vocabulary).roll(step, 1))
+
+    def forward(self, tokens):
+        return self.table[tokens]
+
+
+class Wrapped(Chain):
+    def forward(self, tokens):
+        return SimpleNamespace(logits=super().forward(tokens))
+
+
+def test_each_model_writes_its_share():
+    batches = ob.synthetic_text([Chain(1), Wrapped(2)], length=6, num_batches=3, batch_size=8)
+    assert len(batches) == 3
+    for tokens, following in batches:
+        assert tokens.shape == following.shape == (8, 6)
+        assert torch.equal(tokens[:, 1:], following[:, :-1])
+        steps = (following - tokens) % 11
+        assert bool((steps == steps[:, :1]).all())
+        assert sorted(steps[:, 0].tolist()) == [1] * 4 + [2] * 4
+
+
+def test_the_seed_decides():
+    first, again, other = (ob.synthetic_text([Chain()], 3, 1, 6, seed=seed)[0][0] for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_texts_begin_with_the_start():
+    ((tokens, _),) = ob.synthetic_text([Chain()], 3, num_batches=1, batch_size=4, start=5)
+    assert tokens.tolist() == [[5, 6, 7]] * 4
+
+
+def test_models_are_left_as_they_are():
+    model = Chain().train()
+    ob.synthetic_text([model], 2, num_batches=1, batch_size=2)
+    assert model.training
+    assert model.table.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("models", "options", "message"),
+    [
+        ([], {}, "at least one model"),
+        ([Chain(), Chain(vocabulary=5)], {}, "different sizes: 5, 11"),
+        ([nn.Sequential(nn.Embedding(5, 3), nn.Flatten())], {}, "scores of the next token"),
+        ([Chain()], {"start": 11}, "from 0 to 10"),
+        ([Chain()], {"length": 0}, "length"),
+        ([Chain(), Chain()], {"batch_size": 1}, "batch_size"),
+        ([Chain()], {"temperature": 0.0}, "temperature"),
+    ],
+)
+def test_bad_input_is_refused(models, options, message):
+    with pytest.raises(ValueError, match=message):
+        ob.synthetic_text(models, **{"length": 4, **options})
