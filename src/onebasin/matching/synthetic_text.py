@@ -31,8 +31,8 @@ def synthetic_text(
     """Let models of the next token write texts: each an equal share of every batch.
 
     Args:
-        models: take tokens (batch, position) and return scores (batch, position, vocabulary), by themselves or as ``.logits``;
-            left untouched.
+        models: take tokens (batch, position) and return scores (batch, position, vocabulary), by themselves or as
+            ``.logits``; left untouched.
         length: the tokens of a text, without the one that is predicted last.
         num_batches: how many batches to write.
         batch_size: texts in each; at least one for each model.
@@ -73,10 +73,8 @@ def synthetic_text(
             firsts = torch.randint(0, vocabulary, (batch_size, 1), device=device)
             firsts = firsts if start is None else torch.full_like(firsts, start)
             shares = firsts.tensor_split(len(copies))
-            text = torch.cat(
-                [_write(model, share, length, temperature) for model, share in zip(copies, shares, strict=True)]
-            )
-            text = text[torch.randperm(batch_size, device=device)]
+            parts = [_write(model, part, length, temperature) for model, part in zip(copies, shares, strict=True)]
+            text = torch.cat(parts)[torch.randperm(batch_size, device=device)]
             batches.append((text[:, :-1].contiguous(), text[:, 1:].contiguous()))
     return batches
 
