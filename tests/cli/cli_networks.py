@@ -66,3 +66,13 @@ def make_transformer():
     """A block of attention and ReLU behind layer norms, and inputs."""
     layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True, norm_first=True)
     return nn.Sequential(nn.Linear(3, 8), layer, nn.LayerNorm(8), nn.Linear(8, 2)).eval(), torch.randn(2, 4, 3)
+
+
+def sequences() -> list[tuple[Tensor, Tensor]]:
+    """Inputs of `make_transformer`, with a class for each position."""
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(8, 4, 3, generator=generator), torch.randint(2, (8, 4), generator=generator))]
+
+
+def at_every_position(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())

@@ -5,7 +5,7 @@ import pytest
 def test_help_shows_the_way(onebasin, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
     top = onebasin("--help").out
-    for command in ("inspect", "align", "merge", "barrier", "apply", "verify", "demo"):
+    for command in ("inspect", "align", "merge", "barrier", "apply", "canonical", "verify", "demo"):
         assert command in top
         page = onebasin(command, "--help")
         assert page.code == 0

@@ -195,7 +195,7 @@ MATCHING = ("--method", "weight-matching")
         (("barrier", "a.safetensors", "b.pt", *MLP), None, 2, "the loss is measured on data"),
         (("barrier", "a.safetensors", "b.pt", *MLP, "--data", "digits", "--loss", "odd"), None, 3, "there is no loss 'odd'"),
         (("barrier", "a.safetensors", "b.pt", *MLP, "--data", "digits", "--picture", "x.doc"), None, 3, "cannot draw x.doc"),
-        (("apply", "a.safetensors", "b.pt", "-o", "c.pt"), None, 3, "a.safetensors is not a onebasin permutation"),
+        (("apply", "a.safetensors", "b.pt", "-o", "c.pt"), None, 3, "a.safetensors is neither a onebasin permutation"),
         (("apply", "p.safetensors", "b.pt", "-o", "c.pt", "--kind", "optimizer"), None, 3, "is not the state dict of an"),
         (("apply", "p.safetensors", "other.safetensors", "-o", "c.pt", "--kind", "lora"), write_other, 3, "'w' is not part"),
         (("inspect", "nothing"), None, 3, "there is no model 'nothing'"),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from onebasin.checkpoints.factories import build_on_cpu, build_on_meta, find_factory
 from onebasin.symmetries import Symmetry
 from onebasin.torch_internals import tree_map
+from onebasin.tracing import Kinds
 from onebasin.tracing import symmetry as trace
 
 _TYPES = {"float": torch.float32, "long": torch.int64, "int": torch.int32, "bool": torch.bool}
@@ -48,17 +49,24 @@ class Architecture:
         """Every key of the state dict as a meta tensor."""
         return {key: value.detach().to("meta") for key, value in self.on_meta().state_dict().items()}
 
-    def symmetry(self, verify: bool | None = None) -> Symmetry:
-        """The symmetry; verified on random weights if `verify`, by default for models of up to 50 million parameters."""
-        model = self.on_meta()
+    def symmetry(self, verify: bool | None = None, kinds: Kinds = "permutation", model: nn.Module | None = None) -> Symmetry:
+        """The symmetry; verified on random weights if `verify`, by default for models of up to 50 million parameters.
+
+        Args:
+            verify: check it.
+            kinds: which, see `onebasin.symmetry`. Changes of basis depend on the values of gains, so "all" needs `model`.
+            model: to trace in place of a new one; of this architecture, on the CPU.
+        """
+        assert model is not None or kinds != "all"
+        traced = self.on_meta() if model is None else model
         if verify is None:
-            verify = sum(p.numel() for p in model.parameters()) <= _VERIFIED_UP_TO
-        if verify:
-            model = self.build()
+            verify = sum(p.numel() for p in traced.parameters()) <= _VERIFIED_UP_TO
+        if verify and model is None:
+            traced = self.build()
         inputs = self.example_inputs
-        if any(p.is_meta for p in model.parameters()):
+        if any(p.is_meta for p in traced.parameters()):
             inputs = tree_map(lambda value: value.to("meta") if isinstance(value, Tensor) else value, inputs)
-        return trace(model, inputs, verify=verify)
+        return trace(traced, inputs, verify=verify, kinds=kinds)
 
 
 def find_architecture(specification: str, input_shapes: Sequence[str] = (), example_inputs: Any = None) -> Architecture:

@@ -84,12 +84,12 @@ def move_file(
     check_finite(checkpoint)
     if kind == "lora" or (kind == "auto" and is_adapter(checkpoint)):
         transposed = _is_transposed(checkpoint) if transposed is None else transposed
-        return _MovedCheckpoint("lora", checkpoint, move_adapter(permutation, checkpoint, transposed))
+        return _MovedCheckpoint("lora", checkpoint, move_adapter(permutation, checkpoint, transposed), _warn(permutation))
     symmetry = permutation.symmetry
     shapes = {key: torch.empty([term.size for term in layout], device="meta") for key, layout in symmetry.layouts.items()}
     if kind == "task-vector":
         vector = fit_names(checkpoint, shapes, symmetry.ties, ignore, partial=True)
-        return _MovedCheckpoint("task vector", vector, _move_vector(permutation, vector))
+        return _MovedCheckpoint("task vector", vector, _move_vector(permutation, vector), _warn(permutation))
     model = fit_names(checkpoint, shapes, symmetry.ties, ignore)
     return _MovedCheckpoint("model", model, permutation.apply(model))
 
@@ -100,15 +100,23 @@ def _move_vector(permutation: Permutation | Transform, vector: Checkpoint) -> La
     return vector.map(lambda key, value: permutation.move(value, permutation.symmetry.layouts[key]))
 
 
+def _warn(permutation: Permutation | Transform) -> tuple[str, ...]:
+    """What nothing in an adapter or a task vector tells."""
+    if not isinstance(permutation, Transform) or not permutation.matrices or not permutation.symmetry.fixed:
+        return ()
+    return ("this transform is for models in canonical form, and the file must belong to such a one",)
+
+
 @dataclass(frozen=True)
 class _MovedCheckpoint(MovedFile):
     kind: str
     checkpoint: Checkpoint
     state: LazyState
+    remarks: tuple[str, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return self.checkpoint.notes
+        return (*self.checkpoint.notes, *self.remarks)
 
     def describe(self) -> str:
         return f"{len(self.checkpoint.original)} tensors"

@@ -18,6 +18,7 @@ from onebasin import __version__
 from onebasin.cli.commands.align import align
 from onebasin.cli.commands.apply import apply
 from onebasin.cli.commands.barrier import barrier
+from onebasin.cli.commands.canonical import canonical
 from onebasin.cli.commands.demo import demo
 from onebasin.cli.commands.inspect import inspect
 from onebasin.cli.commands.merge import merge
@@ -54,7 +55,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (inspect, align, merge, barrier, apply, verify, demo):
+for command in (inspect, align, merge, barrier, apply, canonical, verify, demo):
     app.command(no_args_is_help=command is not demo)(command)
 
 

@@ -20,6 +20,8 @@ from onebasin.landscape.batches import check_data, take_example
 from onebasin.landscape.evaluation import LOSSES
 from onebasin.matching.methods import METHODS, make_method
 from onebasin.matching.recommendation import AUTO
+from onebasin.torch_internals import tree_map
+from onebasin.tracing import Kinds
 
 
 def open_files(paths: Sequence[Path]) -> list[Checkpoint]:
@@ -109,9 +111,26 @@ class AlignmentOptions:
     device: str
 
     def load(self, models: CheckpointSet, run: bool = False) -> list[Any]:
-        """What to align: modules if they are run, else the checkpoints themselves. The first is on the device."""
-        first, *others = models.load() if run or self.runs_networks else models.checkpoints
+        """What to align: modules if they are run, else the checkpoints themselves. The first is on the device.
+
+        Args:
+            models: the checkpoints.
+            run: something else than the alignment runs them too: all are on the device.
+        """
+        if run:
+            return [model.to(self.device) for model in models.load()]
+        first, *others = models.load() if self.runs_networks else models.checkpoints
         return [first.to(self.device), *others]
+
+    def symmetry_of(self, models: CheckpointSet, kinds: Kinds) -> dict[str, Any]:
+        """The arguments of `onebasin.align` that tell it the symmetry, or how to trace what is more than permutations."""
+        if kinds == "permutation":
+            return {"symmetry": models.symmetry}
+
+        def move(value: Any) -> Any:
+            return value.to(self.device) if isinstance(value, torch.Tensor) else value
+
+        return {"example_inputs": tree_map(move, models.architecture.example_inputs), "kinds": kinds}
 
 
 def read_alignment_options(

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
+
 from onebasin.checkpoints import CheckpointSet
 from onebasin.landscape.batches import copy_model
 from onebasin.landscape.calibration import RepairForm
@@ -48,15 +50,17 @@ class LineEvaluator:
         self.evaluate = None if data is None else mean_loss(loss, data)
         self.first = None if data is None else models.load_model(models.checkpoints[0])
 
-    def evaluate_lines(self, states: Mapping[str, State], progress: Progress) -> dict[str, LinearPath]:
-        """The line to each state, by its name."""
+    def evaluate_lines(
+        self, states: Mapping[str, State], progress: Progress, first: nn.Module | None = None
+    ) -> dict[str, LinearPath]:
+        """The line to each state, by its name; from another model than the first checkpoint, if one is given."""
         if self.first is None or self.evaluate is None:
             return {}
         paths: dict[str, LinearPath] = {}
         for name, state in states.items():
             report = functools.partial(_report, progress, name)
             held = state.load()  # once, not at every point
-            paths[name] = linear_path(self.first, held, self.evaluate, progress=report, **self.options)
+            paths[name] = linear_path(first or self.first, held, self.evaluate, progress=report, **self.options)
         return paths
 
     def evaluate_state(self, state: State) -> dict[str, float]:

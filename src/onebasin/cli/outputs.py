@@ -5,20 +5,20 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from onebasin.checkpoints import Checkpoint, CheckpointSet, check_output, write_checkpoint
 from onebasin.cli.console import Output, command_line
 from onebasin.reporting import Report
-from onebasin.symmetries import Permutation
+from onebasin.symmetries import Permutation, Transform
 from onebasin.tensors.files import check_writable
 from onebasin.tensors.progress import Progress
 from onebasin.tensors.states import LazyState, Model, State, read_state
 
 
-def place_permutation(out: Path, is_folder: bool) -> Path:
-    """Where the permutation is written if the user does not say."""
-    return out / "permutation.safetensors" if is_folder else out.with_name(f"{out.stem}.permutation.safetensors")
+def place_element(out: Path, is_folder: bool, what: Literal["permutation", "transform"]) -> Path:
+    """Where a permutation or a transform is written if the user does not say."""
+    return out / f"{what}.safetensors" if is_folder else out.with_name(f"{out.stem}.{what}.safetensors")
 
 
 def check_outputs(out: Path, like: Checkpoint, inputs: Sequence[Path], files: Sequence[Path | None], force: bool) -> None:
@@ -26,6 +26,17 @@ def check_outputs(out: Path, like: Checkpoint, inputs: Sequence[Path], files: Se
     check_output(out, like, force, inputs)
     inside = out if like.layout.is_folder else None  # files in a folder are written together with it
     check_files([out, *inputs], [file for file in files if file is not None and file.parent != inside], force)
+
+
+def check_further_output(
+    out: Path, like: Checkpoint, inputs: Sequence[Path], taken: Sequence[Path | None], force: bool
+) -> None:
+    """The same for a second checkpoint to write, which must not be in the way of the other outputs."""
+    check_output(out, like, force, inputs)
+    place = out.resolve()
+    for path in (path.resolve() for path in taken if path is not None):
+        if place == path or place in path.parents or path in place.parents:
+            raise ValueError(f"{out} is in the way of another output: every output needs a place of its own")
 
 
 def check_files(taken_paths: Sequence[Path], files: Sequence[Path | None], force: bool) -> None:
@@ -44,15 +55,21 @@ def check_drawing(*files: Path | None) -> None:
         raise ValueError("reports and pictures need matplotlib: pip install 'onebasin[plots]'")
 
 
-def write_permuted(
-    out: Path, state: State, like: Checkpoint, force: bool, progress: Progress, permutation: Permutation, file: Path
+def write_moved(
+    out: Path,
+    state: State,
+    like: Checkpoint,
+    force: bool,
+    progress: Progress,
+    element: Permutation | Transform,
+    file: Path,
 ) -> None:
-    """Write a permuted checkpoint, and the permutation into `file`, which may lie in the folder of the checkpoint."""
+    """Write a moved checkpoint, and what moved it into `file`, which may lie in the folder of the checkpoint."""
     if like.layout.is_folder and file.parent == out:
-        write_checkpoint(out, state, like, force, progress, beside={file.name: permutation.save})
+        write_checkpoint(out, state, like, force, progress, beside={file.name: element.save})
     else:
         write_checkpoint(out, state, like, force, progress)
-        permutation.save(file)
+        element.save(file)
 
 
 def cast_like(like: Checkpoint, model: Model) -> LazyState:
@@ -100,9 +117,19 @@ def format_bytes(count: int) -> str:
     return f"{count} bytes"
 
 
-def describe_permutation(permutation: Permutation) -> str:
-    """One line: how many units moved."""
-    return repr(permutation).removeprefix("Permutation(").removesuffix(")")
+def describe_element(element: Permutation | Transform) -> str:
+    """One line: how many units moved, and how many scales and changes of basis there are."""
+    permutation = element.permutation if isinstance(element, Transform) else element
+    moved = repr(permutation).removeprefix("Permutation(").removesuffix(")")
+    if not isinstance(element, Transform):
+        return moved
+    return f"{moved}, {len(element.logarithms)} positive scales, {len(element.matrices)} changes of basis"
+
+
+def note_rounding(path: Path, checkpoint: Checkpoint) -> list[str]:
+    """A note if weights that were multiplied, and not only moved, are rounded to a narrow type."""
+    narrow = [kind for kind in checkpoint.dtypes if kind in ("bfloat16", "float16")]
+    return [f"{path} is rounded to {narrow[0]}, and computes what it did up to that rounding"] if narrow else []
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:

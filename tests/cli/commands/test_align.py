@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 from cli_files import MLP, assert_same, digest, load, write_llama
-from cli_networks import batches, make_mlp, make_normed
+from cli_networks import batches, make_mlp, make_normed, make_transformer
 from safetensors.torch import load_file
 
 import onebasin as ob
@@ -172,3 +172,111 @@ def test_shapes_that_differ_are_told(onebasin, folder):
     ran = onebasin("align", "a", "b", "-o", "c")
     assert ran.code == 3
     assert "'model.layers.0.mlp.down_proj.weight' in b has shape (16, 32), the model has (16, 24)" in ran.err
+
+
+@pytest.fixture
+def transformers_on_disk(folder):
+    """x.pt and y.pt, transformers whose gains are not one."""
+    for seed, name in enumerate(("x.pt", "y.pt")):
+        torch.manual_seed(seed)
+        model, _ = make_transformer()
+        for key, parameter in model.named_parameters():
+            if "norm" in key or key == "2.weight":
+                torch.nn.init.uniform_(parameter, 0.5, 1.5)
+        torch.save(model.state_dict(), folder / name)
+    return [make_transformer() for _ in range(2)]
+
+
+TRANSFORMER = ("--model", "cli_networks:make_transformer")
+
+
+@pytest.mark.parametrize("kinds", ["positive", "all"])
+def test_more_than_permutations(onebasin, folder, transformers_on_disk, kinds):
+    written = ("--target-out", "t.pt") if kinds == "all" else ()
+    ran = onebasin("align", "x.pt", "y.pt", "-o", "z.pt", *TRANSFORMER, "--symmetry", kinds, *written, "--json")
+    assert ran.code == 0, ran.err
+    assert ran.record["kinds"] == kinds
+    assert ran.record["permutation"] == "z.transform.safetensors"
+    assert "positive scale" in ran.record["symmetry"]
+    for (network, _), name in zip(transformers_on_disk, ("x.pt", "y.pt"), strict=True):
+        network.load_state_dict(load(folder / name))
+    (a, inputs), (b, _) = transformers_on_disk
+    expected = ob.align(b, to=a, example_inputs=inputs, kinds=kinds)
+    assert ran.record["cost"] == pytest.approx(expected.cost)
+    for key, value in load(folder / "z.pt").items():
+        torch.testing.assert_close(value, expected.model.state_dict()[key])
+    assert onebasin("verify", "y.pt", "z.pt", *TRANSFORMER, "--tolerance", "1e-5").code == 0
+    source = "y.pt"
+    if kinds == "all":
+        for key, value in load(folder / "t.pt").items():
+            torch.testing.assert_close(value, expected.target.state_dict()[key])
+        assert onebasin("verify", "x.pt", "t.pt", *TRANSFORMER, "--tolerance", "1e-5").code == 0
+        assert "canonical form of x.pt" not in ran.err
+        assert onebasin("canonical", "y.pt", "-o", "yc.pt", *TRANSFORMER).code == 0
+        source = "yc.pt"
+    assert onebasin("apply", "z.transform.safetensors", source, "-o", "again.pt").code == 0
+    for key, value in load(folder / "again.pt").items():
+        torch.testing.assert_close(value, load(folder / "z.pt")[key])
+    assert "changes of basis" in onebasin("inspect", "z.transform.safetensors").out or kinds == "positive"
+
+
+@pytest.mark.usefixtures("transformers_on_disk")
+def test_the_other_end_is_named_if_it_is_not_written(onebasin, folder):
+    ran = onebasin("align", "x.pt", "y.pt", "-o", "z.pt", *TRANSFORMER, "--symmetry", "all", "--report", "r.html", "--json")
+    assert ran.code == 0
+    note = "z.pt is aligned to the canonical form of x.pt"
+    assert note in ran.err
+    assert any(entry.startswith(note) and "onebasin canonical x.pt" in entry for entry in ran.record["notes"])
+
+
+@pytest.mark.usefixtures("transformers_on_disk")
+def test_the_line_of_a_report_begins_at_the_canonical_form(onebasin, folder):
+    command = ("align", "x.pt", "y.pt", "-o", "z.pt", *TRANSFORMER, "--symmetry", "all", "--set", "max_sweeps=1")
+    data = ("--data", "cli_networks:sequences", "--loss", "cli_networks:at_every_position", "--method", "weight-matching")
+    ran = onebasin(*command, *data, "--report", "r.html", "--json")
+    assert ran.code == 0, ran.err
+    plain, aligned = (ran.record["paths"][name]["metrics"]["loss"] for name in ("as they are", "aligned"))
+    assert aligned[0] == pytest.approx(plain[0], rel=1e-4)
+    assert aligned[-1] == pytest.approx(plain[-1], rel=1e-4)
+    assert aligned[5] != pytest.approx(plain[5], rel=1e-4)
+
+
+@pytest.mark.usefixtures("transformers_on_disk")
+def test_a_second_output_needs_a_place_of_its_own(onebasin, folder):
+    (folder / "taken.pt").write_bytes(b"mine")
+    before = digest(folder)
+    command = ("align", "x.pt", "y.pt", "-o", "z.pt", *TRANSFORMER, "--symmetry", "all", "--target-out")
+    for place, message in (
+        ("z.pt", "z.pt is in the way of another output"),
+        ("z.transform.safetensors", "is in the way of another output"),
+        ("y.pt", "inputs are never changed"),
+        ("taken.pt", "taken.pt exists already"),
+    ):
+        ran = onebasin(*command, place)
+        assert ran.code == 3
+        assert message in ran.err
+    ran = onebasin("align", "x.pt", "y.pt", "-o", "z.pt", *TRANSFORMER, "--target-out", "t.pt")
+    assert ran.code == 2
+    assert "TARGET stays as it is with --symmetry permutation" in ran.err
+    ran = onebasin(*command, "t.pt", "--dry-run")
+    assert "would write z.pt, z.transform.safetensors and t.pt; nothing was written" in ran.out
+    assert digest(folder) == before
+
+
+def test_hugging_face_folders_in_another_basis(onebasin, folder):
+    transformers = pytest.importorskip("transformers")
+    write_llama(folder / "a", seed=0, tie_word_embeddings=False)
+    assert onebasin("align", "a", "a", "-o", "copy", "--symmetry", "all", "--target-out", "c").code == 0
+    symmetry = ob.Transform.load(folder / "copy" / "transform.safetensors").symmetry
+    ob.Transform.random(symmetry, torch.Generator().manual_seed(0)).save(folder / "q.safetensors")
+    assert onebasin("apply", "q.safetensors", "c", "-o", "b").code == 0  # shard by shard
+    assert digest(folder / "b").keys() == digest(folder / "a").keys()
+    read = transformers.AutoModelForCausalLM.from_pretrained
+    models = [read(folder / name, dtype=torch.float64).requires_grad_(False) for name in ("c", "b")]
+    first, second = (model(torch.arange(8).unsqueeze(0)).logits for model in models)
+    assert (first - second).abs().max() < 0.05 * first.abs().max()  # they are rounded to bfloat16
+    ran = onebasin("apply", "q.safetensors", "a", "-o", "d")
+    assert ran.code == 3
+    assert "must be filled with 1 for a change of basis" in ran.err
+    assert "onebasin canonical" in ran.err
+    assert not (folder / "d").exists()

@@ -1,8 +1,8 @@
 import shutil
 
 import torch
-from cli_files import assert_same, load
-from cli_networks import make_mlp
+from cli_files import assert_same, digest, load
+from cli_networks import make_mlp, make_transformer, make_with_inputs
 from safetensors.torch import load_file, save_file
 
 import onebasin as ob
@@ -58,3 +58,55 @@ def test_a_full_disk_is_told_before_any_work(onebasin, folder, monkeypatch):
     assert ran.code == 3
     assert "0.00 GB are free there" in ran.err
     assert not (folder / "c.pt").exists()
+
+
+def test_transforms_are_told_from_permutations(onebasin, folder):
+    model, inputs = make_with_inputs()
+    model.load_state_dict(load(folder / "a.safetensors"))
+    symmetry = ob.symmetry(model, inputs, kinds="positive")
+    transform = ob.Transform.random(symmetry, torch.Generator().manual_seed(0))
+    transform.save(folder / "t.safetensors")
+    ran = onebasin("apply", "t.safetensors", "a.safetensors", "-o", "m.pt")
+    assert ran.code == 0
+    assert "2 positive scales, 0 changes of basis" in ran.out
+    for key, value in load(folder / "m.pt").items():
+        torch.testing.assert_close(value, transform.apply(model)[key])
+    assert onebasin("apply", "t.safetensors", "m.pt", "-o", "back.pt", "--inverse").code == 0
+    for key, value in load(folder / "back.pt").items():
+        torch.testing.assert_close(value, model.state_dict()[key])
+    lora = {"3.lora_A.weight": torch.randn(2, 12), "3.lora_B.weight": torch.randn(12, 2)}
+    save_file(lora, folder / "lora.safetensors")
+    assert onebasin("apply", "t.safetensors", "lora.safetensors", "-o", "l.safetensors", "--json").record["kind"] == "lora"
+    moved = load_file(folder / "l.safetensors")
+    expected = transform.apply_difference({"3.weight": lora["3.lora_B.weight"] @ lora["3.lora_A.weight"]})
+    torch.testing.assert_close(moved["3.lora_B.weight"] @ moved["3.lora_A.weight"], expected["3.weight"])
+
+
+def test_what_a_transform_cannot_move_is_refused(onebasin, folder):
+    model, inputs = make_transformer()
+    ob.Transform.random(ob.symmetry(model, inputs, kinds="all")).save(folder / "t.safetensors")
+    state = model.state_dict()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(inputs).sum().backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), folder / "adam.pt")
+    torch.save({**state, "1.norm1.weight": torch.full((8,), 2.0)}, folder / "gains.pt")
+    torch.save({key: value for key, value in state.items() if key != "0.bias"}, folder / "less.pt")
+    before = digest(folder)
+    for arguments, message in (
+        (("t.safetensors", "adam.pt"), "the state of an optimiser cannot follow scales and changes of basis"),
+        (("t.safetensors", "gains.pt"), "'1.norm1.weight' must be filled with 1"),
+        (("t.safetensors", "gains.pt", "--kind", "task-vector"), "'1.norm1.weight' differs between the two states"),
+        (("t.safetensors", "less.pt"), "less.pt has no '0.bias'"),
+        (("t.safetensors", "a.safetensors"), "'1.bias' in a.safetensors is not in the model"),
+        (("a.safetensors", "gains.pt"), "a.safetensors is neither a onebasin permutation nor a onebasin transform"),
+    ):
+        ran = onebasin("apply", *arguments, "-o", "out.pt")
+        assert ran.code == 3
+        assert message in ran.err
+    assert digest(folder) == before
+    difference = {key: torch.zeros_like(value) for key, value in state.items()}
+    torch.save(difference, folder / "vector.pt")
+    ran = onebasin("apply", "t.safetensors", "vector.pt", "-o", "out.pt", "--kind", "task-vector")
+    assert ran.code == 0
+    assert "this transform is for models in canonical form, and the file must belong to such a one" in ran.err

@@ -1,5 +1,7 @@
 import pytest
+import torch
 from cli_files import MLP
+from cli_networks import make_transformer
 
 import onebasin as ob
 
@@ -34,3 +36,22 @@ def test_barrier(onebasin, folder):
     ran = onebasin(*arguments, "--force")
     assert "as they are" in ran.out
     assert "AUC" in ran.out
+
+
+def test_lines_to_a_transformed_model(onebasin, folder):
+    torch.manual_seed(0)
+    model, inputs = make_transformer()
+    transform = ob.Transform.random(ob.symmetry(model, inputs, kinds="all"))
+    transform.save(folder / "t.safetensors")
+    torch.save(model.state_dict(), folder / "x.pt")
+    torch.save(transform.inverse().apply(model), folder / "y.pt")
+    torch.save({**model.state_dict(), "2.weight": torch.full((8,), 2.0)}, folder / "gains.pt")
+    options = ("--model", "cli_networks:make_transformer", "--data", "cli_networks:sequences", "-p", "t.safetensors")
+    loss = ("--loss", "cli_networks:at_every_position", "--points", "3")
+    ran = onebasin("barrier", "x.pt", "y.pt", *options, *loss, "--json", "--report", "r.html")
+    assert ran.code == 0, ran.err
+    assert ran.record["paths"]["aligned"]["barrier"] == pytest.approx(0, abs=1e-5)
+    for ends in (("gains.pt", "y.pt"), ("x.pt", "gains.pt")):
+        ran = onebasin("barrier", *ends, *options, *loss)
+        assert ran.code == 3
+        assert "gains.pt: '2.weight' must be filled with 1" in ran.err

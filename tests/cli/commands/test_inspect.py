@@ -1,3 +1,10 @@
+import pytest
+from cli_files import write_llama
+from cli_networks import make_transformer
+
+import onebasin as ob
+
+
 def test_inspect(onebasin, folder):
     ran = onebasin("inspect", "cli_networks:make_with_inputs")
     assert ran.code == 0
@@ -8,3 +15,39 @@ def test_inspect(onebasin, folder):
     assert record["groups"]["1.weight"] == {"size": 12, "parents": [], "axes": ["1.weight[0]", "1.bias[0]", "3.weight[1]"]}
     assert "of 24 units moved" in onebasin("inspect", "p.safetensors").out
     assert "group     size  moves" in onebasin("inspect", "cli_networks:make_with_inputs", "--all").out
+
+
+def test_scales_and_bases(onebasin, folder):
+    ran = onebasin("inspect", "cli_networks:make_transformer", "--symmetry", "all")
+    assert ran.code == 0
+    for text in ("changes of basis", "basis ", "centred", "linear", "scale ", "positive", "1.linear1.weight"):
+        assert text in ran.out
+    assert "this is for gains of one, as the model starts" in ran.err
+    record = onebasin("inspect", "cli_networks:make_transformer", "--symmetry", "all", "--json").record
+    stream = record["bases"]["0.weight"]
+    assert stream["kind"] == "centred"
+    assert stream["places"]["3.weight"] == [{"axis": 1, "number": 0, "is_dual": True}]
+    assert record["scales"]["1.linear1.weight"]["powers"]["1.linear2.weight"] == [{"axis": 1, "number": 0, "exponent": -1}]
+    assert record["fixed"]["2.weight"] == 1
+    plain = onebasin("inspect", "cli_networks:make_transformer", "--json").record
+    assert plain["scales"] == plain["bases"] == {}
+    everything = onebasin("inspect", "cli_networks:make_transformer", "--symmetry", "all", "--all").out
+    assert "by the dual" in " ".join(everything.split())
+    symmetry = ob.symmetry(*make_transformer(), kinds="all")
+    ob.Transform.random(symmetry).save(folder / "t.safetensors")
+    ran = onebasin("inspect", "t.safetensors")
+    assert ran.out.startswith("Transform(Permutation(")
+    assert "centred" in ran.out
+
+
+def test_the_weights_of_a_folder_tell_which_gains_stay(onebasin, folder):
+    transformers = pytest.importorskip("transformers")
+    write_llama(folder / "t", seed=0)
+    ran = onebasin("inspect", "t", "--symmetry", "all", "--json")
+    assert "the gain model.norm.weight stays" in ran.err
+    assert "4 gains of norms were folded" in ran.record["notes"]
+    assert "orthogonal" not in {basis["kind"] for basis in ran.record["bases"].values()}
+    config = transformers.AutoConfig.from_pretrained(folder / "t")
+    config.save_pretrained(folder / "empty")
+    record = onebasin("inspect", "empty", "--symmetry", "all", "--json").record
+    assert "orthogonal" in {basis["kind"] for basis in record["bases"].values()}

@@ -5,13 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 import onebasin as ob
+from onebasin.checkpoints import write_checkpoint
 from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
 from onebasin.cli.line_evaluation import LineEvaluator, list_numbers
 from onebasin.matching.recommendation import AUTO
+from onebasin.tensors.states import Model, read_state
+
+_NOT_TARGET = (
+    "{out} is aligned to the canonical form of {target}, in which the gains of norms are folded, and is to be compared and "
+    "mixed with that: --target-out writes it, and so does onebasin canonical {target}"
+)
 
 
 def align(
@@ -20,13 +28,19 @@ def align(
     out: options.Out,
     permutation: Annotated[
         Path | None,
-        typer.Option("--permutation", "-p", metavar="FILE", help="Where to write the permutation. By default beside OUT.",
-                     rich_help_panel="Output"),
+        typer.Option("--permutation", "-p", metavar="FILE", help="Where to write the permutation, or the transform if "
+                     "--symmetry asks for more. By default beside OUT.", rich_help_panel="Output"),
+    ] = None,
+    target_out: Annotated[
+        Path | None,
+        typer.Option("--target-out", metavar="OUT", help="With --symmetry all, where to write TARGET in canonical form, "
+                     "which the aligned MODEL is aligned to.", rich_help_panel="Output"),
     ] = None,
     architecture: options.Architecture = None,
     input_shape: options.InputShape = None,
     ignore: options.Ignore = None,
     check: options.Check = None,
+    kinds: options.Kinds = "permutation",
     method: options.Method = AUTO,
     objective: options.Objective = None,
     data: options.Data = None,
@@ -46,49 +60,70 @@ def align(
 ) -> None:  # fmt: skip
     """Permute the hidden units of MODEL so that it comes as close to TARGET as it can. Its function stays the same.
 
-    Writes the permuted MODEL, in its own layout and types, and the permutation.
+    Writes the permuted MODEL, in its own layout and types, and the permutation. With --symmetry units are scaled, or their
+    basis is changed, as well; for changes of basis both models are taken in canonical form, see onebasin canonical.
     """
     output = Output(json)
+    if target_out is not None and kinds != "all":
+        raise typer.BadParameter(f"TARGET stays as it is with --symmetry {kinds}", param_hint="--target-out")
     alignment = inputs.read_alignment_options(
         method=method, objective=objective, data=data, loss=loss, settings=settings, device=device, init=init,
         groups=groups or None, seed=seed, restarts=restarts, polish=polish, detect_copy=detect_copy,
     )  # fmt: skip
     files = inputs.open_files([target, model])
-    file = permutation or outputs.place_permutation(out, files[1].layout.is_folder)
+    what = "permutation" if kinds == "permutation" else "transform"
+    file = permutation or outputs.place_element(out, files[1].layout.is_folder, what)
     outputs.check_outputs(out, files[1], [target, model], [file, report], force)
+    if target_out is not None:
+        outputs.check_further_output(target_out, files[0], [target, model], [out, file, report], force)
     outputs.check_drawing(report)
     models = inputs.read_models(output, files, architecture, input_shape, ignore, check, alignment.data)
     models.symmetry.restrict(groups or None)
     outputs.show_inputs(output, [target, model], models)
     summary: dict[str, Any] = {
         "command": "align", "target": target, "model": model, "out": out, "permutation": file, "method": method,
-        "symmetry": models.symmetry.summary(),
+        "kinds": kinds, "target_out": target_out, "symmetry": models.symmetry.summary(),
     }  # fmt: skip
     if dry_run:
-        outputs.finish_dry_run(output, summary, [out, file, report])
+        outputs.finish_dry_run(output, summary, [out, file, target_out, report])
         return
-    moved = models.checkpoints[1]
+    fixed, moved = models.checkpoints
     with output.progress() as progress, inputs.explain_data_errors(alignment.data):
         lines = LineEvaluator(models, inputs.read_loss(loss), inputs.read_data(data if report else None, "test"))
         paths = lines.evaluate_lines({"as they are": moved}, progress)
-        first, second = alignment.load(models)
-        result = ob.align(second, to=first, symmetry=models.symmetry, progress=progress, **alignment.arguments)
-        state = result.permutation.apply(moved)
-        outputs.write_permuted(out, state, moved, force, progress, result.permutation, file)
-        paths |= lines.evaluate_lines({"aligned": state}, progress)
-    for note in result.notes:
+        first, second = alignment.load(models, run=kinds != "permutation")
+        known = alignment.symmetry_of(models, kinds)
+        result = ob.align(second, to=first, progress=progress, **known, **alignment.arguments)
+        if kinds == "permutation":
+            element, start, state = result.permutation, None, result.permutation.apply(moved)
+        else:
+            element, start, state = result.transform, result.target, outputs.cast_like(moved, result.model)
+        outputs.write_moved(out, state, moved, force, progress, element, file)
+        if target_out is not None:
+            write_checkpoint(target_out, outputs.cast_like(fixed, result.target), fixed, force, progress)
+        paths |= lines.evaluate_lines({"aligned": state}, progress, start)
+    notes = [*result.notes, *(outputs.note_rounding(out, moved) if start is not None else ())]
+    if start is not None and target_out is None and _differ(first, start):
+        notes.append(_NOT_TARGET.format(out=out, target=target))
+    for note in notes:
         output.note(note)
     title, facts = f"{model.name} aligned to {target.name}", {"target (A)": target, "model (B)": model, "written": out}
-    outputs.save_report(report, title, facts, symmetry=models.symmetry, alignment=result, paths=paths)
+    outputs.save_report(report, title, facts, symmetry=element.symmetry, alignment=result, paths=paths)
     output.show_facts({
         "method": result.method,
         "cost": f"{result.start_cost:.6g} -> {result.cost:.6g} ({objective or 'weight-distance'})",
-        "moved": outputs.describe_permutation(result.permutation),
+        "moved": outputs.describe_element(element),
         "ended": ("converged" if result.converged else "stopped at its limit") + f" after {result.seconds:.1f} s",
-        "wrote": "\n".join(str(path) for path in (out, file, report) if path is not None),
+        "wrote": "\n".join(str(path) for path in (out, file, target_out, report) if path is not None),
     })  # fmt: skip
     output.finish({
-        **summary, "report": report, "method": result.method, "cost": result.cost, "start_cost": result.start_cost,
-        "converged": result.converged, "seconds": result.seconds, "history": result.history,
-        "notes": [*models.notes, *result.notes], "paths": list_numbers(paths),
+        **summary, "symmetry": element.symmetry.summary(), "report": report, "method": result.method,
+        "cost": result.cost, "start_cost": result.start_cost, "converged": result.converged, "seconds": result.seconds,
+        "history": result.history, "notes": [*models.notes, *notes], "paths": list_numbers(paths),
     })  # fmt: skip
+
+
+def _differ(model: Model, other: Model) -> bool:
+    """Whether two models of one architecture have a tensor that is not equal."""
+    first, second = read_state(model), read_state(other)
+    return any(not torch.equal(first[key], second[key]) for key in first.shapes)

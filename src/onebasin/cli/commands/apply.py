@@ -10,15 +10,16 @@ import typer
 from onebasin.checkpoints.moving import FileKind, move_file
 from onebasin.cli import options
 from onebasin.cli.console import Output
-from onebasin.cli.outputs import finish_dry_run
-from onebasin.symmetries import Permutation
+from onebasin.cli.outputs import describe_element, finish_dry_run
+from onebasin.symmetries.transform import load_element
 
 
 def apply(
     permutation: Annotated[
-        Path, typer.Argument(metavar="PERMUTATION", help="A file that align or Permutation.save has written.")
+        Path,
+        typer.Argument(metavar="PERMUTATION", help="A file that align, Permutation.save or Transform.save has written."),
     ],
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="The file or folder to permute.")],
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="The file or folder to move.")],
     out: options.Out,
     kind: Annotated[
         FileKind,
@@ -28,7 +29,7 @@ def apply(
             metavar="KIND",
         ),
     ] = "auto",
-    inverse: Annotated[bool, typer.Option("--inverse", help="Undo the permutation.")] = False,
+    inverse: Annotated[bool, typer.Option("--inverse", help="Undo the permutation or the transform.")] = False,
     fan_in_fan_out: Annotated[
         bool | None,
         typer.Option(
@@ -41,18 +42,19 @@ def apply(
     dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:
-    """Permute a checkpoint, a LoRA, a task vector or an optimiser's state by a saved permutation.
+    """Move a checkpoint, a LoRA, a task vector or an optimiser's state by a saved permutation or transform.
 
-    No architecture is needed: the permutation file knows the names and shapes of the model's tensors.
+    No architecture is needed: the file knows the names and shapes of the model's tensors. A transform with changes of basis
+    is for models in canonical form (see onebasin canonical), and an optimiser's state can only be permuted.
     """
     output = Output(json)
-    loaded = Permutation.load(permutation)
+    loaded = load_element(permutation)
     moved = move_file(loaded.inverse() if inverse else loaded, checkpoint, kind, fan_in_fan_out, ignore or ())
     moved.check(out, force, [permutation])
     for note in moved.notes:
         output.note(f"{checkpoint}: {note}")
     summary = {"command": "apply", "permutation": permutation, "checkpoint": checkpoint, "kind": moved.kind, "out": out}
-    facts = {"permutation": repr(loaded), str(checkpoint): f"{moved.kind}, {moved.describe()}"}
+    facts = {type(loaded).__name__.lower(): describe_element(loaded), str(checkpoint): f"{moved.kind}, {moved.describe()}"}
     if dry_run:
         output.show_facts(facts)
         finish_dry_run(output, {**summary, "notes": moved.notes}, [out])

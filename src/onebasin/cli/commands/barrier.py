@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
+from onebasin.checkpoints import CheckpointSet
 from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
 from onebasin.cli.line_evaluation import LineEvaluator, list_numbers
 from onebasin.landscape.paths import LinearPath
 from onebasin.plots import plot_paths
-from onebasin.symmetries import Permutation
+from onebasin.symmetries import Permutation, Transform
+from onebasin.symmetries.transform import check_fixed, load_element
 from onebasin.tensors.files import write_atomically
 from onebasin.tensors.states import State
 
@@ -37,7 +40,7 @@ def barrier(
     repair: options.Repair = None,
     permutation: Annotated[
         Path | None,
-        typer.Option("--permutation", "-p", metavar="FILE", help="Also measure the line to B permuted by this.",
+        typer.Option("--permutation", "-p", metavar="FILE", help="Also measure the line to B moved by this.",
                      rich_help_panel="Data"),
     ] = None,
     architecture: options.Architecture = None,
@@ -65,10 +68,11 @@ def barrier(
     _check_picture(picture)
     outputs.check_files([a, b], [picture, report], force)
     outputs.check_drawing(picture, report)
-    loaded = Permutation.load(permutation) if permutation is not None else None
+    loaded = load_element(permutation) if permutation is not None else None
     models = inputs.read_models(output, inputs.open_files([a, b]), architecture, input_shape, ignore, check, batches)
     states: dict[str, State] = {"as they are": models.checkpoints[1]}
     if loaded is not None:
+        _check_ends(loaded, [a, b], models)
         states["aligned"] = loaded.apply(models.checkpoints[1])
     summary: dict[str, Any] = {"command": "barrier", "a": a, "b": b, "data": data, "loss": loss}
     outputs.show_inputs(output, [a, b], models)
@@ -82,11 +86,22 @@ def barrier(
     if picture is not None:
         _draw(picture, paths)
     title, facts = f"The line from {a.name} to {b.name}", {"A": a, "B": b, "data": data, "loss": loss}
-    permutations = {b.name: loaded} if loaded is not None else {}
-    outputs.save_report(report, title, facts, paths=paths, symmetry=models.symmetry, permutations=permutations)
+    permutation_of = {b.name: loaded.permutation if isinstance(loaded, Transform) else loaded} if loaded is not None else {}
+    outputs.save_report(report, title, facts, paths=paths, symmetry=models.symmetry, permutations=permutation_of)
     for path in filter(None, (picture, report)):
         output.show(f"wrote {path}")
     output.finish({**summary, "paths": list_numbers(paths), "picture": picture, "report": report, "notes": models.notes})
+
+
+def _check_ends(element: Permutation | Transform, ends: Sequence[Path], models: CheckpointSet) -> None:
+    """Refuse a line to a transformed model if one of its ends is not in canonical form."""
+    if not isinstance(element, Transform) or not element.matrices:
+        return
+    for path, checkpoint in zip(ends, models.checkpoints, strict=True):
+        try:
+            check_fixed(element.symmetry, checkpoint)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
 
 
 def _table(paths: dict[str, LinearPath]) -> Table:

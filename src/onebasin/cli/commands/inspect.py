@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,12 +11,15 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from onebasin.checkpoints import find_architecture
+import onebasin as ob
+from onebasin.checkpoints import Architecture, find_architecture, open_models
+from onebasin.checkpoints.checkpoint import WEIGHT_FILES
 from onebasin.cli import options
 from onebasin.cli.console import Output
-from onebasin.symmetries import Permutation, Symmetry
+from onebasin.symmetries import Place, Power, Symmetry
 from onebasin.symmetries.describe import merge_layers, pin_reasons, places, summarise
 from onebasin.symmetries.layout import write
+from onebasin.symmetries.transform import load_element
 
 _SHOWN = 4
 
@@ -24,30 +29,60 @@ def inspect(
         str,
         typer.Argument(
             metavar="ARCHITECTURE",
-            help="package.module:factory, torchvision:NAME, timm:NAME, a Hugging Face folder, or a saved permutation.",
+            help="package.module:factory, torchvision:NAME, timm:NAME, a Hugging Face folder, or a saved permutation or "
+            "transform.",
         ),
     ],
     input_shape: options.InputShape = None,
     check: options.Check = None,
+    kinds: options.Kinds = "permutation",
     everything: Annotated[bool, typer.Option("--all", help="Show every layer by itself, with all axes.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Show which units of a model can be permuted: groups, the axes they move, and why other axes cannot."""
+    """Show which units of a model can be permuted: groups, the axes they move, and why other axes cannot.
+
+    With --symmetry all gains of norms are folded first, those of the weights in a Hugging Face folder if it has any.
+    """
     output = Output(json)
+    notes: list[str] = []
     if Path(architecture).is_file() and Path(architecture).name != "config.json":
-        permutation = Permutation.load(architecture)
-        symmetry = permutation.symmetry
-        output.show(repr(permutation))
+        element = load_element(architecture)
+        symmetry = element.symmetry
+        output.show(repr(element))
     else:
         found = find_architecture(architecture, input_shape or ())
-        for note in found.notes:
-            output.note(note)
-        symmetry = found.symmetry(check)
+        notes += found.notes
+        if kinds == "all":
+            symmetry, more = _trace_canonical(found, input_shape or (), check)
+            notes += more
+        else:
+            symmetry = found.symmetry(check, kinds)
+    for note in notes:
+        output.note(note)
     if everything:
         output.show(Text(str(symmetry)))
     else:
         _show(output, symmetry)
-    output.finish({"command": "inspect", "model": architecture, **_list_contents(symmetry)})
+    output.finish({"command": "inspect", "model": architecture, **_list_contents(symmetry), "notes": notes})
+
+
+def _trace_canonical(architecture: Architecture, shapes: Sequence[str], check: bool | None) -> tuple[Symmetry, list[str]]:
+    """The symmetry of all kinds where gains are folded, with the weights of a folder if there are any; and what was done."""
+    has_weights = any((Path(architecture.name) / file).is_file() for file in WEIGHT_FILES)
+    if has_weights:
+        (model,) = open_models([architecture.name], architecture.name, shapes, verify=False).load()
+    else:
+        model = architecture.build()
+    form = ob.canonical(model, architecture.example_inputs)
+    model.load_state_dict(form.state)
+    symmetry = architecture.symmetry(check, "all", model)
+    notes = [f"{len(form.folded)} gains of norms were folded"] if form.folded else []
+    notes += [f"the gain {key} stays: {reason}" for key, reason in form.left.items()]
+    if symmetry.fixed and not has_weights:
+        notes.append(
+            "this is for gains of one, as the model starts: in a checkpoint, those that cannot be folded leave less"
+        )
+    return symmetry, notes
 
 
 def _show(output: Output, symmetry: Symmetry) -> None:
@@ -58,6 +93,14 @@ def _show(output: Output, symmetry: Symmetry) -> None:
         each = f" in each {', '.join(p.rpartition('.')[2] for p in group.parents)}" if group.parents else ""
         table.add_row(title, f"{group.size}{each}", _shorten(_relative(axes, name)))
     output.show(table)
+    scales = [(scale.name, "positive", _list_axes(scale.powers)) for scale in symmetry.scales.values()]
+    bases = [(basis.name, basis.kind, _list_axes(basis.places)) for basis in symmetry.bases.values()]
+    for title, rows in (("scale", scales), ("basis", bases)):
+        changes = _table(title, "kind", "axes it multiplies")
+        for name, kind, axes in _merge_rows(rows):
+            changes.add_row(name, kind, _shorten(_relative(axes, name)))
+        if rows:
+            output.show(changes)
     reasons = pin_reasons(symmetry, modules=False)
     if reasons:
         pins = _table("not free", "because")
@@ -66,6 +109,32 @@ def _show(output: Output, symmetry: Symmetry) -> None:
         output.show(pins)
     if symmetry.unreached:
         output.show(f"never used by these inputs, left alone: {', '.join(merge_layers(symmetry.unreached))}")
+
+
+def _merge_rows(rows: Iterable[tuple[str, str, list[str]]]) -> Iterator[tuple[str, str, list[str]]]:
+    """Rows of a name, a kind and axes: those that differ only in the numbers of their layers as one, with their count.
+
+    >>> rows = [(f"h.{n}.up", "linear", [f"h.{n}.up[0]", f"h.{n}.down[1]"]) for n in range(3)]
+    >>> list(_merge_rows(rows))
+    [('h.*.up x3', 'linear', ['h.*.up[0]', 'h.*.down[1]'])]
+    """
+    alike: dict[Any, list[tuple[str, list[str]]]] = {}
+    for name, kind, axes in rows:
+        alike.setdefault((_star(name), kind, *map(_star, axes)), []).append((name, axes))
+    for (star, kind, *starred), found in alike.items():
+        if len(found) > 1:
+            yield f"{star} x{len(found)}", kind, starred
+        else:
+            yield found[0][0], kind, merge_layers(found[0][1])
+
+
+def _star(name: str) -> str:
+    """A name without the number of its layer."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name, count=1)
+
+
+def _list_axes(entries: Mapping[str, tuple[Power, ...] | tuple[Place, ...]]) -> list[str]:
+    return [f"{key}[{entry.axis}]" for key, found in entries.items() for entry in found]
 
 
 def _table(*names: str) -> Table:
@@ -104,7 +173,25 @@ def _list_contents(symmetry: Symmetry) -> dict[str, Any]:
         },
         "layouts": {key: write(layout) for key, layout in symmetry.layouts.items()},
         "pinned": pin_reasons(symmetry),
+        "scales": {
+            scale.name: {"group": scale.group, "powers": _as_lists(scale.powers), "offsets": scale.offsets}
+            for scale in symmetry.scales.values()
+        },
+        "bases": {
+            basis.name: {
+                "group": basis.group,
+                "kind": basis.kind,
+                "parents": basis.parents,
+                "places": _as_lists(basis.places),
+            }
+            for basis in symmetry.bases.values()
+        },
+        "fixed": symmetry.fixed,
         "ties": symmetry.ties,
         "unreached": symmetry.unreached,
         "unread": [f"{key}[{axis}]" for key, axis in symmetry.unread],
     }
+
+
+def _as_lists(entries: Mapping[str, tuple[Power, ...] | tuple[Place, ...]]) -> dict[str, list[dict[str, Any]]]:
+    return {key: [entry._asdict() for entry in found] for key, found in entries.items()}

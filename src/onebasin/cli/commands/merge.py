@@ -87,12 +87,10 @@ def merge(
     with output.progress() as progress, inputs.explain_data_errors(alignment.data):
         lines = LineEvaluator(models, inputs.read_loss(loss), inputs.read_data(data if report else None, "test"))
         curves = lines.evaluate_lines(_name_lines(found.names, models.checkpoints), progress)
-        known: dict[str, Any] = {"symmetry": models.symmetry}
-        if kinds != "permutation":  # what else there is has to be traced
-            known = {"example_inputs": models.architecture.example_inputs, "kinds": kinds}
         merged = ob.merge(
             alignment.load(models, run=repair is not None or kinds != "permutation"), weights=shares, repair=repair,
-            reference=reference, progress=progress, on_aligned=found.permutations.extend, on_result=found.add, **known,
+            reference=reference, progress=progress, on_aligned=found.permutations.extend, on_result=found.add,
+            **alignment.symmetry_of(models, kinds),
             **alignment.arguments | ({} if repair is None else {"data": alignment.data}),
         )  # fmt: skip
         state = outputs.cast_like(like, merged)
@@ -152,7 +150,7 @@ class _Alignments:
             "weights": ", ".join(f"{share:.4g}" for share in shares),
             "method": self.methods,
             **{f"{name} of the merge": f"{value:.4g}" for name, value in measured.items()},
-            **{name: outputs.describe_permutation(permutation) for name, permutation in self.moved.items()},
+            **{name: outputs.describe_element(permutation) for name, permutation in self.moved.items()},
         }
 
     @property

@@ -1,0 +1,58 @@
+"""``onebasin canonical``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import onebasin as ob
+from onebasin.checkpoints import write_checkpoint
+from onebasin.cli import inputs, options, outputs
+from onebasin.cli.console import Output
+from onebasin.symmetries.describe import merge_layers
+
+
+def canonical(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="The file or folder whose gains to fold.")],
+    out: options.Out,
+    architecture: options.Architecture = None,
+    input_shape: options.InputShape = None,
+    ignore: options.Ignore = None,
+    force: options.Force = False,
+    dry_run: options.DryRun = False,
+    json: options.Json = False,
+) -> None:
+    """Fold the gains of norms into the layers around them, so that changes of basis apply. The function stays the same.
+
+    Transforms that align --symmetry all has written are for such a model. OUT has the layout and the types of CHECKPOINT.
+    """
+    output = Output(json)
+    files = inputs.open_files([checkpoint])
+    outputs.check_outputs(out, files[0], [checkpoint], [], force)
+    models = inputs.read_models(output, files, architecture, input_shape, ignore, check=False)
+    like = models.checkpoints[0]
+    with output.status("folding"):
+        form = ob.canonical(models.load_model(like), models.architecture.example_inputs)
+    notes = outputs.note_rounding(out, like) if form.folded else []
+    for note in notes:
+        output.note(note)
+    facts: dict[str, Any] = {
+        str(checkpoint): outputs.describe_checkpoint(like),
+        "folded": "\n".join(merge_layers(form.folded)) or "nothing: every gain is one, or cannot be folded",
+    }
+    if form.left:
+        facts["left as they are"] = "\n".join(f"{key}: {reason}" for key, reason in form.left.items())
+    summary = {
+        "command": "canonical", "checkpoint": checkpoint, "out": out, "folded": form.folded, "left": form.left,
+        "notes": [*models.notes, *notes],
+    }  # fmt: skip
+    if dry_run:
+        output.show_facts(facts)
+        outputs.finish_dry_run(output, summary, [out])
+        return
+    with output.progress() as progress:
+        write_checkpoint(out, outputs.cast_like(like, form.state), like, force, progress)
+    output.show_facts({**facts, "wrote": out})
+    output.finish(summary)
