@@ -39,7 +39,7 @@ _STREAM = {"orthogonal", "centred"}
 _PARTS = {"stream": _STREAM, "heads": _STREAM | {"linear", "rotary"}}
 """The kinds of bases of some methods; these have no scales and no signs."""
 THREE = "three"
-"""Networks aligned to the first of three, and measured on a grid of the simplex between them."""
+"""Three networks aligned at once, and measured on a grid of the simplex between them."""
 PUBLISHED = {"vit": "0.36 / 0.45 / 0.00", "gpt": "0.34 / 0.63 / 0.02", "llama": ""}
 """GLMC: by weights / permutations learned / all learned, in a larger network."""
 NUM_POINTS = 11
@@ -132,12 +132,14 @@ def _measure_simplex(
     test: tuple[Tensor, Tensor],
 ) -> dict[str, Any]:
     """The loss at the points of a grid between three networks, and how far it is above that of the ends."""
-    found = [_align({**config, "method": "wm-all+learned"}, source, target, batches) for source in sources]
-    ends = [found[0].target, *(each.model for each in found)]  # type: ignore[union-attr]
+    networks, inputs, found = [target, *sources], batches[0][0][:2], []
+    options: dict[str, Any] = {"objective": ob.RandomPoint(loss, low=0.4, high=0.6), "data": _Shuffled(batches)}
+    options |= {"kinds": "all", "method": "weight-matching", "scaling": ob.Scaling(steps=config["steps"])}
+    ob.merge(networks, inputs, reference="common", on_aligned=found.extend, **options)
+    states = [each.apply(ob.canonical(network, inputs).state) for each, network in zip(found, networks, strict=True)]
     weights = [(4 - i - j, i, j) for i in range(5) for j in range(5 - i)]
     middle, measured = copy.deepcopy(target), []
     for shares in weights:
-        states = [model.state_dict() for model in ends]
         mean = {key: sum(s / 4 * state[key] for s, state in zip(shares, states, strict=True)) for key in states[0]}
         middle.load_state_dict(mean)
         measured.append(_evaluate(middle, *test))

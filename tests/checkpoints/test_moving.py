@@ -67,7 +67,7 @@ def test_models_and_task_vectors_are_transformed(tmp_path, normed):
     found = open_checkpoint(tmp_path / "w.safetensors").load()
     for key, value in transform.apply_difference(vector).items():
         torch.testing.assert_close(found[key], value)
-    with pytest.raises(ValueError, match="'1.running_var' does not change linearly"):
+    with pytest.raises(ValueError, match=r"'1.running_var' does not change linearly"):
         move_file(transform, tmp_path / "m.safetensors", kind="task-vector")
 
 

@@ -134,5 +134,49 @@ def test_networks_without_norms_are_merged_by_their_twins():
     torch.testing.assert_close(same(x), make(0)(x), rtol=0.02, atol=0.02)  # variances of 200 samples, biased or not
     with pytest.raises(ValueError, match="other names"):
         ob.merge([make(0), make(1)], x[:2], **options, groups="0*")
-    with pytest.raises(ValueError, match="reference='first'"):
+    with pytest.raises(ValueError, match="reference='common'"):
         ob.merge([make(0), make(1), make(2)], x[:2], **options, reference="mean")
+
+
+class Gated(nn.Module):
+    """A stream that can be rotated, and gated units that can be scaled and change their signs."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.gate, self.up, self.down = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.norms = nn.ModuleList(nn.RMSNorm(8) for _ in range(2))
+
+    def forward(self, x):
+        x = self.embed(x)
+        inside = self.norms[0](x)
+        x = x + self.down(nn.functional.silu(self.gate(inside)) * self.up(inside))
+        return self.head(self.norms[1](x))
+
+
+def test_scales_and_bases_of_three_are_learned_at_once():
+    torch.manual_seed(0)
+    x = torch.randn(120, 6)
+    models = [Gated(seed).eval() for seed in range(3)]
+    teacher = models[0](x).argmax(-1)
+    objective = ob.RandomPoint(nn.functional.cross_entropy, low=0.4, high=0.6)
+    options = {"objective": objective, "data": [(x, teacher)], "kinds": "all", "method": "weight-matching"}
+
+    def cost_of_pairs(reference):
+        kept = []
+        ob.merge(models, reference=reference, on_aligned=kept.extend, scaling=ob.Scaling(steps=60), **options)
+        assert all(isinstance(each, ob.Transform) for each in kept)
+        states = [each.apply(ob.canonical(model, x[:2]).state) for each, model in zip(kept, models, strict=True)]
+        moved = [copy.deepcopy(model) for model in models]
+        total = 0.0
+        for number, (model, state) in enumerate(zip(moved, states, strict=True)):
+            model.load_state_dict(state)
+            torch.testing.assert_close(model(x), models[number](x), rtol=1e-3, atol=1e-4)
+            middle = copy.deepcopy(model)
+            other = states[(number + 1) % 3]
+            middle.load_state_dict({key: (value + other[key]) / 2 for key, value in state.items()})
+            total += nn.functional.cross_entropy(middle(x), teacher).item()
+        return total
+
+    assert cost_of_pairs("common") < cost_of_pairs("first") - 0.05

@@ -131,7 +131,7 @@ def test_differences_are_transformed_linearly(case):
 def test_variances_of_batch_norms_have_no_differences():
     model, x = cnn().eval(), torch.randn(3, 2, 6, 6)
     transform = Transform.random(ob.symmetry(model, x, kinds="positive"))
-    with pytest.raises(ValueError, match="'1.running_var' does not change linearly, because an eps is added to it"):
+    with pytest.raises(ValueError, match=r"'1.running_var' does not change linearly, because an eps is added to it"):
         transform.apply_difference({"1.running_var": torch.zeros(6)})
     Transform(transform.permutation, {}).apply_difference({"1.running_var": torch.zeros(6)})
 
@@ -140,7 +140,7 @@ def test_gains_must_not_differ():
     model, x = nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Linear(8, 2)).eval(), torch.randn(4, 3)
     transform = Transform.random(ob.symmetry(model, x, kinds="all"))
     transform.apply_difference({"1.weight": torch.zeros(8)})
-    with pytest.raises(ValueError, match="'1.weight' differs between the two states.*canonical forms"):
+    with pytest.raises(ValueError, match=r"'1.weight' differs between the two states.*canonical forms"):
         transform.apply_difference({"1.weight": torch.ones(8)})
 
 
@@ -151,7 +151,7 @@ def test_optimizers_follow_permutations_alone(case):
     optimizer.step()
     transform = Transform.random(symmetry, torch.Generator().manual_seed(1))
     assert not transform.is_permutation
-    with pytest.raises(ValueError, match="cannot follow scales and changes of basis: gradients.* change by the dual"):
+    with pytest.raises(ValueError, match=r"cannot follow scales and changes of basis: gradients.* change by the dual"):
         transform.apply_optimizer(optimizer, model)
     permuting = Transform(transform.permutation, {name: 0 * value for name, value in transform.logarithms.items()})
     assert permuting.is_permutation

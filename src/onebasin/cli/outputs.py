@@ -123,7 +123,7 @@ def describe_element(element: Permutation | Transform) -> str:
     moved = repr(permutation).removeprefix("Permutation(").removesuffix(")")
     if not isinstance(element, Transform):
         return moved
-    return f"{moved}, {len(element.logarithms)} positive scales, {len(element.matrices)} changes of basis"
+    return f"{moved}, positive scales: {len(element.logarithms)}, changes of basis: {len(element.matrices)}"
 
 
 def note_rounding(path: Path, checkpoint: Checkpoint) -> list[str]:

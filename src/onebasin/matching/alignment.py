@@ -207,7 +207,7 @@ def align(
 
     lazily = named.reads_lazily and not call.objective.uses_data and (call.init is None or _reads_lazily(call.init))
     with show_progress(progress) as show, seeded(seed, read_state(to).device):
-        problem = _make_problem(model, to, chosen, call.objective, call.data, lazily)
+        problem = make_problem(model, to, chosen, call.objective, call.data, lazily)
         problem = replace(problem, seed=seed, report=report, progress=show)
         start_cost = problem.cost(chosen.identity())
         search = _Pipeline(problem, symmetry, named, polish)
@@ -345,7 +345,7 @@ class _Pipeline:
         return found
 
 
-def _make_problem(
+def make_problem(
     model: Model, to: Model, symmetry: Symmetry, objective: Objective, data: Iterable[Any] | None, lazily: bool
 ) -> Problem:
     """Both states on the device of the target and in one type, and the objective bound."""

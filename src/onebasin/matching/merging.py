@@ -14,18 +14,20 @@ from onebasin.landscape.batches import check_data, take_example
 from onebasin.landscape.calibration import DATA_FREE, RepairForm, check_form
 from onebasin.landscape.calibration import repair as repair_statistics
 from onebasin.landscape.normalised_twin import fold_twin, make_twin
-from onebasin.matching.alignment import Alignment, AlignOptions, align, transform_model
+from onebasin.matching.alignment import Alignment, AlignOptions, align, make_problem, transform_model
 from onebasin.matching.canonical_form import canonicalise
 from onebasin.matching.checks import Call, check_call, check_callback, find_symmetry
 from onebasin.matching.common_frame import find_common_frame
 from onebasin.matching.methods import Method, MethodName
 from onebasin.matching.methods.base import check_choice, check_count
 from onebasin.matching.recommendation import AUTO
+from onebasin.matching.scaling import Scaling, learn_together
 from onebasin.relaxation.objectives import each_tied_once, parameter_keys
-from onebasin.symmetries import Permutation, Symmetry
+from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.tensors.comparison import check_alike
 from onebasin.tensors.interpolation import check_weights, interpolate
 from onebasin.tensors.progress import Progress, show_progress
+from onebasin.tensors.seeding import seeded
 from onebasin.tensors.states import Model, read_state
 
 Reference = Literal["first", "mean", "common"]
@@ -42,7 +44,7 @@ def merge(
     reference: Reference = "first",
     max_rounds: int = 10,
     seed: int = 0,
-    on_aligned: Callable[[list[Permutation]], None] | None = None,
+    on_aligned: Callable[[list[Any]], None] | None = None,
     on_result: Callable[[int, Alignment], None] | None = None,
     **options: Unpack[AlignOptions],
 ) -> Any:
@@ -60,10 +62,13 @@ def merge(
         method: how to align; see `onebasin.align`.
         reference: what the models are aligned to. "first": every model to the first. "mean": from there, every model in turn
             to the mean of the others, until nothing moves (MergeMany of Git Re-Basin). "common": from there, all models at
-            once to a common frame, by Frank-Wolfe on the inner products of their weights (C2M3), with all models in memory.
+            once to a common frame, by Frank-Wolfe on the inner products of their weights (C2M3), with all models in memory;
+            if the symmetry has scales or bases, these are learned for all models at once instead, on lines between each
+            model and mixtures of the others.
         max_rounds: the most rounds over the models with ``reference="mean"``.
         seed: for everything random.
-        on_aligned: called with what was done to each model, before they are averaged.
+        on_aligned: called with what was done to each model, before they are averaged: a `Permutation`, or a `Transform` of
+            its canonical form if the symmetry has scales or bases.
         on_result: called after each alignment with the number of the model that it moved, from zero, and its result.
         **options: passed to `onebasin.align`.
 
@@ -97,8 +102,8 @@ def merge(
     if kinds == "all" and symmetry is None:
         models, symmetry, notes = canonicalise(models, example_inputs, call.data)
     symmetry = find_symmetry(models, example_inputs, symmetry, call.data, kinds)
-    if (symmetry.scales or symmetry.bases) and reference != "first" and len(models) > 2:
-        raise ValueError("positive scales and bases are learned towards one model: take reference='first'")
+    if (symmetry.scales or symmetry.bases) and reference == "mean" and len(models) > 2:
+        raise ValueError("scales and bases are learned towards one model or for all at once: take reference='common'")
     options |= {"data": call.data, "groups": call.groups}  # what can be read only once has been read
 
     if (
@@ -110,7 +115,8 @@ def merge(
     ):
         twins = [make_twin(cast(nn.Module, model), symmetry, batches) for model in models]
         if all(twins):
-            given = {"weights": weights, "repair": batches, "method": method, "seed": seed, **options, "kinds": "positive"}
+            given = {"weights": weights, "repair": batches, "method": method, "seed": seed, "reference": reference}
+            given |= {**options, "kinds": "positive"}
             found = [twin[0] for twin in twins if twin is not None]
             return _merge_twins(models[0], found, call, {**given, "on_aligned": on_aligned, "on_result": on_result})
 
@@ -127,13 +133,19 @@ def merge(
         [models[0], *(result.model for result in results)],
         [symmetry.identity(), *(result.permutation for result in results)],
     )
+    elements: list[Any] = frame.permutations
+    if symmetry.scales or symmetry.bases:
+        elements = [Transform(symmetry.identity(), {}), *(result.transform for result in results)]
     if reference == "mean" and len(models) > 2:
         frame.align_to_means(shares, max_rounds, seed, align_model)
+    elif reference == "common" and len(models) > 2 and (symmetry.scales or symmetry.bases):
+        with show_progress(options.get("progress", False)) as report, seeded(seed, read_state(models[0]).device):
+            frame.learn_together(elements, call, symmetry, options.get("scaling") or Scaling(), report)
     elif reference == "common" and len(models) > 2:
         with show_progress(options.get("progress", False)) as report:
             frame.align_all(shares, symmetry.restrict(call.groups), report)
     if on_aligned is not None:
-        on_aligned(frame.permutations)
+        on_aligned(elements)
     merged = _average(frame.aligned, shares)
     if form is not None:
         found = repair_statistics(merged, frame.aligned, batches, symmetry, weights=shares, form=form)
@@ -213,6 +225,18 @@ class _Frame:
                     self.aligned[i] = self.permutations[i].apply(self.models[i]) if lazy else result.model
             if not moved:
                 return
+
+    def learn_together(
+        self, transforms: list[Transform], call: Call, symmetry: Symmetry, scaling: Scaling, progress: Progress
+    ) -> None:
+        """Learn scales and bases of all models but the first at once, and add them to the transforms that were found."""
+        first, *others = self.aligned
+        chosen = symmetry.restrict(call.groups)
+        problems = [make_problem(model, first, chosen, call.objective, call.data, lazily=False) for model in others]
+        found = learn_together([replace(problem, progress=progress) for problem in problems], scaling)
+        for i, learned in enumerate(found, start=1):
+            transforms[i] = Transform(symmetry.identity(), learned.logarithms, learned.matrices) @ transforms[i]
+            self.aligned[i] = transform_model(self.models[i], transforms[i])
 
     def align_all(self, shares: list[float], symmetry: Symmetry, progress: Progress) -> None:
         """Align all models at once, from where they are now."""

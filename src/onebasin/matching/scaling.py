@@ -7,8 +7,9 @@ network where it matters more, which no permutation can do. And units that are m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,8 @@ from onebasin.symmetries.multiplication import matrix_shape, mixed_tensors, scal
 from onebasin.tensors.states import StateDict
 
 _REPORT_EVERY = 10
+_SPREAD = 2.0
+"""How much the shares of networks in a random mixture differ: their logarithms have this deviation."""
 
 
 @dataclass(frozen=True)
@@ -65,58 +68,144 @@ def learn_transform(problem: Problem, options: Scaling, start: Mapping[str, Tens
     Returns:
         What costs least on the batches that permutations are compared on: what was learned, the start, or nothing at all.
     """
-    symmetry = problem.symmetry
-    source = problem.source.load()
-    scaled, mixed, learned = scaled_tensors(symmetry), mixed_tensors(symmetry), set(problem.keys)
-    shapes = {name: scale_shape(symmetry, scale) for name, scale in symmetry.scales.items()}
-    raw = {n: torch.zeros(shape, device=problem.device, requires_grad=True) for n, shape in shapes.items()}
-    bases = {
-        name: LearnedBasis(basis, matrix_shape(symmetry, basis), start.get(name), problem.device)
-        for name, basis in symmetry.bases.items()
-        if basis.kind != "signed"
-    }
-    signs = {name: value.to(problem.device) for name, value in start.items() if symmetry.bases[name].kind == "signed"}
-
-    tied = {key for keys in symmetry.ties for key in keys[1:]}  # `substitute` puts the first of them in their place
-
-    def bound() -> dict[str, Tensor]:
-        bounded = {name: options.limit * torch.tanh(value / options.limit) for name, value in raw.items()}
-        return {name: value - value.mean(-1, keepdim=True) for name, value in bounded.items()}
-
-    def transform(logarithms: Mapping[str, Tensor], plans: Mapping[str, Tensor]) -> StateDict:
-        live: dict[str, Tensor] = {key: scaled.scale(key, source[key], logarithms) for key in scaled.keys if key not in tied}
-        if plans:
-            live |= mixed.mix_with({key: value for key, value in {**source, **live}.items() if key not in tied}, plans)
-        # Statistics of batch norms follow, but nothing is differentiated in them: a norm in train mode writes into them.
-        return problem.substitute(source, {key: v if key in learned else v.detach() for key, v in live.items()})
-
-    def plans() -> dict[str, Tensor]:
-        return signs | {key: value for basis in bases.values() for key, value in basis.plans().items()}
+    network = _Network(problem, options, start)
 
     def capture() -> Learned:
         with torch.no_grad():
-            found = bound()
-            # In float64 a rotation is one to rounding, so that the function is the same to rounding.
-            matrices = signs | {name: basis.matrices(torch.float64)[0] for name, basis in bases.items()}
-            return Learned(found, matrices, problem.cost_of(transform(found, plans())))
+            return Learned(*network.elements(), problem.cost_of(network.state()))
 
-    best = Learned({name: value.detach().clone() for name, value in raw.items()}, {}, problem.cost_of(source))
+    nothing = {name: torch.zeros_like(value) for name, value in network.raw.items()}
+    best = Learned(nothing, {}, problem.cost_of(network.source))
     if start:
         best = min(best, capture(), key=lambda each: each.cost)
-    if not options.steps or not (raw or bases):
+    if not options.steps or not network.is_learned:
         return best
+    _descend([network], options, lambda batch: problem.objective(network.state(), problem.target, batch))
+    return min(best, capture(), key=lambda each: each.cost)
+
+
+def learn_together(problems: Sequence[Problem], options: Scaling) -> list[Learned]:
+    """Learn the scales and bases of networks with a common target at once, so that all points between them cost little.
+
+    A step looks at the line from one of them, or the target, to a random mixture of all others.
+
+    Returns:
+        For each problem what was learned, with the mean cost of all lines between two of them; nothing at all for each if
+        that is not lower than at the start.
+    """
+    first, *_ = problems
+    networks = [_Network(problem, options, {}) for problem in problems]
+    count = len(networks) + 1
+
+    def states() -> list[Mapping[str, Any]]:
+        return [first.target.load(), *(network.state() for network in networks)]
+
+    def cost_of_pairs() -> float:
+        with torch.no_grad():
+            found = states()
+            pairs = itertools.combinations(range(count), 2)
+            costs = [replace(first, target=StateDict(found[i])).cost_of(StateDict(found[j])) for i, j in pairs]
+        return sum(costs) / len(costs)
+
+    def cost(batch: Any) -> Tensor:
+        found = states()
+        order = torch.rand(count, device=first.device).argsort()
+        chosen = torch.nn.functional.one_hot(order[0], count).to(torch.float32)
+        others = torch.softmax(_SPREAD * torch.randn(count, device=first.device) - 1e9 * chosen, 0)
+        one, rest = (first.fresh(_mix(found, shares)) for shares in (chosen, others))
+        return first.objective(one, rest, batch)
+
+    before = cost_of_pairs()
+    nothing = [Learned({}, {}, before) for _ in networks]
+    if not options.steps or not any(network.is_learned for network in networks):
+        return nothing
+    _descend(networks, options, cost)
+    after = cost_of_pairs()
+    return [Learned(*network.elements(), after) for network in networks] if after < before else nothing
+
+
+def _mix(states: Sequence[Mapping[str, Any]], shares: Tensor) -> dict[str, Any]:
+    """The weighted mean of states, entry by entry; what is no floating-point tensor is the first one's."""
+    result = dict(states[0])
+    for key, value in states[0].items():
+        if isinstance(value, Tensor) and value.is_floating_point():
+            result[key] = sum(share.to(value.dtype) * state[key] for share, state in zip(shares, states, strict=True))
+    return result
+
+
+class _Network:
+    """The source of a problem under scales and bases that are learned.
+
+    Attributes:
+        source: its tensors.
+        raw: what the logarithms of the scales are made of.
+    """
+
+    def __init__(self, problem: Problem, options: Scaling, start: Mapping[str, Tensor]):
+        symmetry = problem.symmetry
+        self.problem, self.source, self._limit = problem, problem.source.load(), options.limit
+        self._scaled, self._mixed = scaled_tensors(symmetry), mixed_tensors(symmetry)
+        shapes = {name: scale_shape(symmetry, scale) for name, scale in symmetry.scales.items()}
+        self.raw = {n: torch.zeros(shape, device=problem.device, requires_grad=True) for n, shape in shapes.items()}
+        self._bases = {
+            name: LearnedBasis(basis, matrix_shape(symmetry, basis), start.get(name), problem.device)
+            for name, basis in symmetry.bases.items()
+            if basis.kind != "signed"
+        }
+        self._signs = {n: value.to(problem.device) for n, value in start.items() if symmetry.bases[n].kind == "signed"}
+        self._learned = set(problem.keys)
+        # `substitute` puts the first of tied tensors in the place of the others.
+        self._tied = {key for keys in symmetry.ties for key in keys[1:]}
+
+    @property
+    def generators(self) -> list[Tensor]:
+        """What the bases are made of."""
+        return [basis.generator for basis in self._bases.values()]
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether there is anything to learn."""
+        return bool(self.raw or self._bases)
+
+    def logarithms(self) -> dict[str, Tensor]:
+        """Bounded, and of mean zero."""
+        bounded = {name: self._limit * torch.tanh(value / self._limit) for name, value in self.raw.items()}
+        return {name: value - value.mean(-1, keepdim=True) for name, value in bounded.items()}
+
+    def state(self) -> StateDict:
+        """The tensors, multiplied; parameters are differentiable in what is learned."""
+        source, tied, logarithms = self.source, self._tied, self.logarithms()
+        live = {key: self._scaled.scale(key, source[key], logarithms) for key in self._scaled.keys if key not in tied}
+        plans = self._signs | {key: value for basis in self._bases.values() for key, value in basis.plans().items()}
+        if plans:
+            together: dict[str, Tensor] = {**source, **live}
+            live |= self._mixed.mix_with({key: value for key, value in together.items() if key not in tied}, plans)
+        # Statistics of batch norms follow, but nothing is differentiated in them: a norm in train mode writes into them.
+        return self.problem.substitute(source, {k: v if k in self._learned else v.detach() for k, v in live.items()})
+
+    def elements(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The logarithms, and the matrices in float64: there a rotation is one to rounding, and the function stays so."""
+        with torch.no_grad():
+            matrices = {name: basis.matrices(torch.float64)[0] for name, basis in self._bases.items()}
+            return self.logarithms(), self._signs | matrices
+
+
+def _descend(networks: Sequence[_Network], options: Scaling, cost_of: Callable[[Any], Tensor]) -> None:
+    """Minimise a cost by Adam, with captured steps on a GPU."""
+    problem = networks[0].problem
     on_cuda = problem.device.type == "cuda"
-    parts = [(options.lr, list(raw.values())), (options.basis_lr, [basis.generator for basis in bases.values()])]
-    rates = [rate for rate, params in parts if params]
+    scales = [value for network in networks for value in network.raw.values()]
+    bases = [generator for network in networks for generator in network.generators]
+    parts = [(rate, params) for rate, params in ((options.lr, scales), (options.basis_lr, bases)) if params]
     optimizer = torch.optim.Adam(
-        [{"params": params, "lr": torch.tensor(rate, device=problem.device)} for rate, params in parts if params],
+        [{"params": params, "lr": torch.tensor(rate, device=problem.device)} for rate, params in parts],
         capturable=on_cuda,
         foreach=on_cuda,
     )
 
     def step(batch: Any) -> Tensor:
         optimizer.zero_grad(set_to_none=True)
-        cost = problem.objective(transform(bound(), plans()), problem.target, batch)
+        cost = cost_of(batch)
         cost.backward()
         optimizer.step()
         return cost.detach()
@@ -124,10 +213,9 @@ def learn_transform(problem: Problem, options: Scaling, start: Mapping[str, Tens
     take_step = CapturedStep(step, on_cuda and problem.objective.can_be_captured, problem.device)
     stream = problem.stream()
     for number in range(options.steps):
-        problem.progress("scales" if raw else "bases", number, options.steps)
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        problem.progress("scales" if scales else "bases", number, options.steps)
+        for group, (rate, _) in zip(optimizer.param_groups, parts, strict=True):
             group["lr"].fill_(rate * (1 - number / options.steps))
         cost = take_step(next(stream))
         if (number + 1) % _REPORT_EVERY == 0 or number == options.steps - 1:
             problem.report({"step": number, "cost": float(cost)})
-    return min(best, capture(), key=lambda each: each.cost)

@@ -89,7 +89,7 @@ def merge(
         curves = lines.evaluate_lines(_name_lines(found.names, models.checkpoints), progress)
         merged = ob.merge(
             alignment.load(models, run=repair is not None or kinds != "permutation"), weights=shares, repair=repair,
-            reference=reference, progress=progress, on_aligned=found.permutations.extend, on_result=found.add,
+            reference=reference, progress=progress, on_aligned=found.keep, on_result=found.add,
             **alignment.symmetry_of(models, kinds),
             **alignment.arguments | ({} if repair is None else {"data": alignment.data}),
         )  # fmt: skip
@@ -125,6 +125,9 @@ class _Alignments:
     names: list[str]
     permutations: list[ob.Permutation] = field(default_factory=list)
     results: list[tuple[str, ob.Alignment]] = field(default_factory=list)
+
+    def keep(self, elements: Sequence[Any]) -> None:
+        self.permutations.extend(each.permutation if isinstance(each, ob.Transform) else each for each in elements)
 
     def add(self, number: int, result: ob.Alignment) -> None:
         self.results.append((self.names[number], result))
