@@ -16,19 +16,20 @@ import time
 import warnings
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 import onebasin as ob
 from benchmarks.architectures import Architecture, NotMade
 from benchmarks.coverage import choose, make
+from onebasin.symmetries.structure import BasisKind
 
 _MOST_PARAMETERS = 30_000_000
 
 
-class _TooLong(Exception):
-    pass
+class _TooLong(BaseException):
+    """No exception that the library would catch."""
 
 
 def measure(architecture: Architecture, seconds: int) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def summarise(records: list[dict[str, Any]]) -> list[str]:
         f"{len(others)} could not be verified.",
         f"With positive scales: {sum(bool(record['scales']) for record in traced)}.",
     ]
-    for kind in ("centred", "orthogonal", "linear"):
+    for kind in get_args(BasisKind):
         count = sum(kind in record["bases"] for record in traced)
         total = sum(record["bases"].get(kind, 0) for record in traced)
         lines.append(f"With a basis of kind {kind}: {count} ({total} bases).")

@@ -109,8 +109,8 @@ def learn_together(problems: Sequence[Problem], options: Scaling) -> list[Learne
 
     def cost(batch: Any) -> Tensor:
         found = states()
-        order = torch.rand(count, device=first.device).argsort()
-        chosen = torch.nn.functional.one_hot(order[0], count).to(torch.float32)
+        drawn = torch.rand(count, device=first.device)
+        chosen = (drawn == drawn.max()).to(torch.float32)
         others = torch.softmax(_SPREAD * torch.randn(count, device=first.device) - 1e9 * chosen, 0)
         one, rest = (first.fresh(_mix(found, shares)) for shares in (chosen, others))
         return first.objective(one, rest, batch)
