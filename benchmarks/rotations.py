@@ -1,12 +1,15 @@
 """Small vision transformers trained apart on the digits, aligned by permutations and by all kinds of symmetry.
 
     python -m benchmarks.rotations [--pairs N] [--steps N]
+    python -m benchmarks.rotations --three
 
 trains pairs of transformers of three blocks on the embedded digits and prints, for each way to align them, the barrier on
-the line between them on test images and the accuracy half way; six minutes a pair on one core.
+the line between them on test images and the accuracy half way; six minutes a pair on one core. With --three, the highest
+barrier on a grid of 15 points between three of them, aligned to the first or all at once; eight minutes.
 """
 
 import argparse
+import copy
 import statistics
 import time
 from typing import Any
@@ -39,17 +42,50 @@ def train(seed: int, epochs: int = 60, rate: float = 3e-3) -> nn.Module:
     return model.eval()
 
 
+def measure_three(line: dict[str, Any], steps: int) -> None:
+    """Print what is between three networks that are aligned to the first of them, or all at once."""
+    models, (images, labels) = [train(seed) for seed in range(3)], digits("test")
+    grid = [(4 - i - j, i, j) for i in range(5) for j in range(5 - i)]
+    middle = copy.deepcopy(models[0])
+    print("| three networks, all kinds learned | highest barrier on the simplex | accuracy there, lowest | at the corners |")
+    print("|---|---|---|---|")
+    for reference, label in {"first": "each towards the first", "common": "all at once"}.items():
+        found: list[ob.Transform] = []
+        options = {"kinds": "all", "scaling": ob.Scaling(steps=steps), "on_aligned": found.extend, **line}
+        ob.merge(models, images[:2], reference=reference, **options)
+        states = [each.apply(ob.canonical(model, images[:2]).state) for each, model in zip(found, models, strict=True)]
+        losses, accuracies = {}, {}
+        for shares in grid:
+            mixed = {key: sum(s / 4 * state[key] for s, state in zip(shares, states, strict=True)) for key in states[0]}
+            middle.load_state_dict(mixed)
+            with torch.no_grad():
+                output = middle(images)
+            losses[shares] = float(CRITERION(output, labels))
+            accuracies[shares] = float((output.argmax(-1) == labels).float().mean())
+        corners = [(4, 0, 0), (0, 4, 0), (0, 0, 4)]
+        above = [
+            losses[shares] - sum(s / 4 * losses[corner] for s, corner in zip(shares, corners, strict=True))
+            for shares in grid
+        ]
+        ends = ", ".join(f"{accuracies[corner]:.1%}" for corner in corners)
+        print(f"| {label} | {max(above):.3f} | {min(accuracies.values()):.1%} | {ends} |")
+
+
 def main() -> None:
     """Train, align, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=3, help="pairs of networks (default 3)")
     parser.add_argument("--steps", type=int, default=600, help="steps that bases are learned for (default 600)")
+    parser.add_argument("--three", action="store_true", help="merge three at once instead")
     options = parser.parse_args()
     torch.set_num_threads(1)
     images, labels = digits("train")
     batches = list(zip(images.split(200), labels.split(200), strict=True))
     evaluate = mean_loss(CRITERION, [digits("test")])
     line = {"objective": ob.RandomPoint(CRITERION, low=0.4, high=0.6), "data": batches}
+    if options.three:
+        measure_three(line, options.steps)
+        return
     everything: dict[str, Any] = {"kinds": "all", "scaling": ob.Scaling(steps=0)}
     ways: dict[str, dict[str, Any] | None] = {
         "as they are": None,
