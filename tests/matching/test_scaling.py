@@ -8,7 +8,6 @@ from torch import nn
 
 import onebasin as ob
 from onebasin.matching.scaling import Scaling
-from onebasin.relaxation.learned_bases import exponential
 from onebasin.symmetries import Transform
 from tests.basis_networks import MLP, Attention, D, Model, with_gains
 
@@ -125,13 +124,3 @@ def test_bases_lower_the_objective_and_keep_the_function():
     exact.load_state_dict({key: value.double() for key, value in ob.canonical(b, x).state.items()})
     moved.load_state_dict(found.transform.apply(exact))
     torch.testing.assert_close(moved(x.double()), exact(x.double()), rtol=1e-9, atol=1e-11)
-
-
-@pytest.mark.parametrize("norm", [0.0, 0.1, 2.0, 8.0])
-def test_the_exponential_in_float32_is_that_of_float64(norm):
-    matrix = torch.randn(3, 12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    skew = matrix - matrix.mT
-    skew = norm * skew / torch.linalg.matrix_norm(skew, 2)[:, None, None]
-    found = exponential(skew.float()).double()
-    torch.testing.assert_close(found, torch.linalg.matrix_exp(skew), rtol=0, atol=2e-5)
-    torch.testing.assert_close(exponential(skew), torch.linalg.matrix_exp(skew))

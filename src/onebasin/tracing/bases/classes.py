@@ -30,7 +30,7 @@ class Freedom(IntEnum):
 
 
 def meet(first: Freedom, second: Freedom) -> Freedom:
-    """What both allow. Each is a subgroup of the one before, but for signs: one that is changed changes the vector of ones."""
+    """What both allow. Each is a subgroup of the one before, but for signs: they do not keep the vector of ones."""
     if {first, second} == {Freedom.CENTRED, Freedom.SIGNED}:
         return Freedom.PERMUTATION
     return max(first, second)

@@ -1,0 +1,70 @@
+"""Pairs of units that a rotary embedding turns together; what is found in which network is in `test_bases`."""
+
+import torch
+from torch import nn
+
+import onebasin as ob
+from onebasin.symmetries.layout import write
+from tests.basis_networks import Attention, D, Model, PackedAttention
+
+X = torch.randn(2, 4, 3)
+
+
+def find(block: nn.Module) -> ob.Symmetry:
+    torch.manual_seed(0)
+    return ob.symmetry(Model([block], [nn.LayerNorm(D), nn.LayerNorm(D)]).eval(), X, kinds="all")
+
+
+def rotary(symmetry: ob.Symmetry) -> ob.Basis:
+    (found,) = (basis for basis in symmetry.bases.values() if basis.is_rotary)
+    return found
+
+
+def test_units_are_named_in_layouts_and_are_no_group():
+    symmetry = find(Attention(rotate="halves"))
+    basis = rotary(symmetry)
+    assert basis.name == "branches.0.q.weight"
+    assert basis.group not in symmetry.groups
+    assert symmetry.sizes[basis.group] == 2
+    heads, angle = basis.parents
+    assert write(symmetry.layouts["branches.0.q.weight"][:1]) == f"({heads} {basis.group} {angle})"
+    neighbours = rotary(find(Attention(rotate="interleaved")))
+    assert write(find(Attention(rotate="interleaved")).layouts["branches.0.k.bias"]) == (
+        f"({heads} {neighbours.parents[1]} {neighbours.group})"
+    )
+
+
+def test_queries_take_the_matrix_and_keys_its_dual():
+    places = rotary(find(Attention(rotate="halves"))).places
+    assert {key.split(".")[2]: place.is_dual for key, (place,) in places.items()} == {"q": False, "k": True}
+    (packed,) = set(rotary(find(PackedAttention())).places.values())
+    assert [place.is_dual for place in packed] == [False, True]
+
+
+def test_heads_of_queries_share_the_pairs_of_their_keys():
+    symmetry = find(Attention(kv_heads=1, rotate="halves"))
+    assert rotary(symmetry).parents == ("branches.0.q.weight:angle",)
+
+
+def test_activations_that_may_be_turned_are_not_compared():
+    symmetry = find(Attention(rotate="halves"))
+    assert not any(site.module.endswith((".q", ".k")) for sites in symmetry.sites.values() for site in sites)
+    symmetry = find(Attention())
+    assert any(site.module.endswith(".q") for sites in symmetry.sites.values() for site in sites)
+
+
+def test_a_transform_with_pairs_is_saved(tmp_path):
+    symmetry = find(Attention(rotate="halves"))
+    transform = ob.Transform.random(symmetry, torch.Generator().manual_seed(0))
+    transform.save(tmp_path / "t.safetensors")
+    loaded = ob.Transform.load(tmp_path / "t.safetensors")
+    assert loaded.symmetry.bases == symmetry.bases
+    assert (loaded.inverse() @ transform).permutation.is_identity
+    torch.testing.assert_close(loaded.matrices, transform.matrices)
+
+
+def test_a_model_without_values_has_none():
+    with torch.device("meta"):
+        model = Model([Attention(rotate="halves")], [nn.LayerNorm(D), nn.LayerNorm(D)]).eval()
+    symmetry = ob.symmetry(model, X.to("meta"), kinds="all")
+    assert not any(basis.is_rotary for basis in symmetry.bases.values())
