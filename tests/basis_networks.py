@@ -217,14 +217,15 @@ class ConvNet(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """An LSTM between linear layers."""
+    """A recurrent layer between linear ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[nn.RNNBase] = nn.LSTM, **options: Any) -> None:
         super().__init__()
-        self.first, self.lstm, self.last = nn.Linear(3, 5), nn.LSTM(5, 6, batch_first=True), nn.Linear(6, 2)
+        self.first, self.inner = nn.Linear(3, 5), kind(5, 6, batch_first=True, **options)
+        self.last = nn.Linear(12 if options.get("bidirectional") else 6, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.lstm(self.first(x))[0])
+        return self.last(self.inner(self.first(x))[0])
 
 
 class WithBuffer(nn.Module):

@@ -187,6 +187,23 @@ def _attention(system: SlotSystem, args: SlotArguments) -> Any:
     return [result, *args.expected[1:]] if isinstance(args.expected, list) else result
 
 
+def _recurrent(system: SlotSystem, args: SlotArguments) -> Any:
+    """A recurrent layer: its input meets the first weights of each direction, and nothing else is known of it."""
+    if not isinstance(args.get("params"), list) or args.get("train"):
+        raise NotCovered("packed sequences, or dropout between layers")
+    params = args["params"]
+    directions = 2 if args["bidirectional"] else 1
+    each = len(params) // (args["num_layers"] * directions)
+    *others, units = args.input
+    first = [params[each * number] for number in range(directions)]
+    for weight in first:
+        system.contract(units, weight[1])
+    rest = [axis for tensor in params if not any(tensor is weight for weight in first) for axis in tensor]
+    states = args["hx"] if isinstance(args["hx"], list) else [args["hx"]]
+    system.forbid(*others, *(weight[0] for weight in first), *rest, *(axis for state in states for axis in state))
+    return args.expected
+
+
 def reduce(system: SlotSystem, args: SlotArguments) -> TensorSlots:
     """A sum or a mean over some axes."""
     dims = args.axes(args.get("dim"))
@@ -312,6 +329,7 @@ RULES: dict[str, Rule] = {
     "convolution": _convolution,
     "embedding": _embedding,
     "scaled_dot_product_attention": _attention,
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrent),
     **dict.fromkeys(("sum", "mean"), reduce),
     **dict.fromkeys(
         ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as", "squeeze", "unsqueeze"),
