@@ -7,9 +7,12 @@ import threading
 import pytest
 import torch
 
+from onebasin.tensors import files
 from onebasin.tensors.files import (
+    check_regular,
     check_writable,
     load_tensors,
+    read_json,
     save_tensors,
     write_atomically,
     write_folder_atomically,
@@ -83,3 +86,23 @@ def test_refusals(tmp_path):
         load_tensors(tmp_path / "missing")
     with pytest.raises(ValueError, match="is not a safetensors file"):
         load_tensors(tmp_path / "file")
+
+
+def test_only_files_with_an_end_are_read(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text('{"a": 1}')
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for name in ("file", "link"):
+        check_regular(tmp_path / name)
+        assert read_json(tmp_path / name) == {"a": 1}
+    for name, message in (("pipe", "a pipe or a socket, not a file"), ("device", "is a device"), (".", "is a folder")):
+        for read in (check_regular, read_json, load_tensors):
+            with pytest.raises(ValueError, match=message):
+                read(tmp_path / name)
+    for name in ("missing", "file/inside"):
+        with pytest.raises(FileNotFoundError, match="there is no file"):
+            check_regular(tmp_path / name)
+    monkeypatch.setattr(files, "MAX_JSON_BYTES", 4)
+    with pytest.raises(ValueError, match="is larger than"):
+        read_json(tmp_path / "file")

@@ -4,6 +4,7 @@ from onebasin.checkpoints.adapters import move_adapter
 from onebasin.checkpoints.architectures import Architecture, find_architecture
 from onebasin.checkpoints.checkpoint import Checkpoint
 from onebasin.checkpoints.checkpoint_set import CheckpointSet, open_models
+from onebasin.checkpoints.companion_files import find_companions
 from onebasin.checkpoints.optimizer_states import move_optimizer
 from onebasin.checkpoints.reading import open_checkpoint
 from onebasin.checkpoints.tensor_names import check_finite, fit_names
@@ -16,6 +17,7 @@ __all__ = [
     "check_finite",
     "check_output",
     "find_architecture",
+    "find_companions",
     "fit_names",
     "move_adapter",
     "move_optimizer",

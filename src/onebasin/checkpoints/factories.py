@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
-import json
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -14,6 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+
+from onebasin.tensors.files import read_json
 
 SPECIFICATIONS = "package.module:factory, torchvision:NAME, timm:NAME, or a Hugging Face folder"
 
@@ -125,7 +126,7 @@ def _find_in_folder(path: Path) -> Factory:
     if not file.is_file():
         raise ValueError(f"{path} has no config.json: give the architecture with --model ({SPECIFICATIONS})")
     try:
-        content = json.loads(file.read_text())
+        content = read_json(file)
         assert isinstance(content, dict)
     except (ValueError, OSError, AssertionError, RecursionError):
         raise ValueError(f"{file} is not a configuration, or it is damaged") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
@@ -15,12 +14,13 @@ from torch import Tensor
 
 from onebasin.checkpoints.adapters import is_adapter, move_adapter
 from onebasin.checkpoints.checkpoint import TORCH_ENDINGS, Checkpoint
+from onebasin.checkpoints.companion_files import find_companions
 from onebasin.checkpoints.optimizer_states import is_optimizer_state, move_optimizer
 from onebasin.checkpoints.reading import load_plain, open_checkpoint
 from onebasin.checkpoints.tensor_names import check_finite, fit_names
 from onebasin.checkpoints.writing import check_output, write_checkpoint
 from onebasin.symmetries import Permutation, Transform
-from onebasin.tensors.files import check_writable, write_atomically
+from onebasin.tensors.files import check_writable, read_json, write_atomically
 from onebasin.tensors.progress import Progress
 from onebasin.tensors.states import LazyState
 
@@ -116,7 +116,7 @@ class _MovedCheckpoint(MovedFile):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return (*self.checkpoint.notes, *self.remarks)
+        return (*self.checkpoint.notes, *self.remarks, *find_companions(self.checkpoint).notes)
 
     def describe(self) -> str:
         return f"{len(self.checkpoint.original)} tensors"
@@ -160,6 +160,6 @@ def _is_transposed(checkpoint: Checkpoint) -> bool:
     path = checkpoint.path
     file = (path if path.is_dir() else path.parent) / "adapter_config.json"
     try:
-        return bool(json.loads(file.read_text()).get("fan_in_fan_out", False)) if file.is_file() else False
+        return bool(read_json(file).get("fan_in_fan_out", False)) if file.is_file() else False
     except (ValueError, AttributeError, OSError):
         raise ValueError(f"{file} is not a configuration, or it is damaged") from None

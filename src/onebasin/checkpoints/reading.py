@@ -6,7 +6,6 @@ tensors and plain containers.
 
 from __future__ import annotations
 
-import json
 import os
 import zipfile
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from onebasin.checkpoints.checkpoint import SAFETENSORS_TYPES, TORCH_ENDINGS, WEIGHT_FILES, Checkpoint, FileLayout
-from onebasin.tensors.files import import_safetensors
+from onebasin.tensors.files import check_regular, import_safetensors, read_json
 
 _CONTAINERS = ("state_dict", "model_state_dict", "model", "module", "net", "ema")
 """Entries of a PyTorch file in which a state dict is looked for."""
@@ -57,10 +56,11 @@ def _find_weights(folder: Path) -> Path:
 
 
 def _check_is_weights(file: Path) -> None:
+    check_regular(file)
+    if not file.stat().st_size:  # so are files of /proc, from which much can be read
+        raise ValueError(f"{file} is empty")
     with file.open("rb") as stream:
         start = stream.read(64)
-    if not start:
-        raise ValueError(f"{file} is empty")
     if start.startswith(b"version https://git-lfs"):
         raise ValueError(f"{file} is a Git LFS pointer, not the weights themselves: fetch them with `git lfs pull`")
 
@@ -76,7 +76,7 @@ def _is_torch(file: Path) -> bool:
 
 def _open_shards(path: Path, index: Path) -> Checkpoint:
     try:
-        weight_map = json.loads(index.read_text())["weight_map"]
+        weight_map = read_json(index)["weight_map"]
         names = sorted(set(weight_map.values()))
         valid = bool(names) and all(isinstance(name, str) and Path(name).name == name for name in names)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -150,6 +150,7 @@ def load_plain(file: Path) -> Any:
     Raises:
         ValueError: if the file is damaged, or holds anything else.
     """
+    _check_is_weights(file)
     try:
         is_zip = zipfile.is_zipfile(file)
         if is_zip:

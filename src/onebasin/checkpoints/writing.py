@@ -13,15 +13,14 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from onebasin.checkpoints.checkpoint import SAFETENSORS_TYPES, TORCH_ENDINGS, WEIGHT_FILES, Checkpoint
-from onebasin.tensors.files import check_writable, write_atomically, write_folder_atomically
+from onebasin.checkpoints.checkpoint import SAFETENSORS_TYPES, TORCH_ENDINGS, Checkpoint
+from onebasin.checkpoints.companion_files import COMPANION_ENDINGS, copy_companion, find_companions
+from onebasin.tensors.files import check_writable, read_json, write_atomically, write_folder_atomically
 from onebasin.tensors.progress import Progress
 from onebasin.tensors.states import LazyState, State, read_state
 
 _TYPE_NAMES = {dtype: name for name, dtype in SAFETENSORS_TYPES.items()}
-_COPIED = (".json", ".txt", ".model", ".jinja", ".tiktoken")
-"""Endings of files that `from_pretrained` and other readers of a folder need beside the weights."""
-_REPLACEABLE = (*_COPIED, *TORCH_ENDINGS, ".safetensors")
+_REPLACEABLE = (*COMPANION_ENDINGS, *TORCH_ENDINGS, ".safetensors")
 
 
 def check_output(
@@ -48,9 +47,9 @@ def check_output(
     existing = target
     while not existing.exists():
         existing = existing.absolute().parent
-    free = shutil.disk_usage(existing).free
-    if like.num_bytes > free:
-        raise ValueError(f"{target} needs {like.num_bytes / 1e9:.2f} GB, {free / 1e9:.2f} GB are free there")
+    free, needed = shutil.disk_usage(existing).free, like.num_bytes + find_companions(like).num_bytes
+    if needed > free:
+        raise ValueError(f"{target} needs {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free there")
 
 
 def write_checkpoint(
@@ -63,8 +62,9 @@ def write_checkpoint(
 ) -> None:
     """Write a state with the names, files and format of the checkpoint it was made from.
 
-    A folder keeps its shards and its index; a Hugging Face folder keeps its configuration and tokenizer files as well. The
-    format of a single file follows from its ending. The output appears under its name only when it is complete.
+    A folder keeps its shards and its index; a Hugging Face folder keeps its configuration and tokenizer files as well, as
+    `find_companions` finds them. The format of a single file follows from its ending. The output appears under its name only
+    when it is complete.
 
     Args:
         path: a file, or a folder if `like` is one.
@@ -117,11 +117,8 @@ def _count_reads(tensors: LazyState, progress: Progress) -> LazyState:
 
 
 def _write_folder(folder: Path, tensors: LazyState, like: Checkpoint) -> None:
-    if like.path.is_dir():
-        weights = {*WEIGHT_FILES, *(file.name for file in like.layout.files)}
-        for file in sorted(like.path.iterdir()):
-            if file.is_file() and file.suffix in _COPIED and file.name not in weights:
-                shutil.copyfile(file, folder / file.name)
+    for name, source in find_companions(like).copied.items():
+        copy_companion(source, folder / name)
     for file, names in like.layout.files.items():
         shard = LazyState({name: tensors.shapes[name] for name in names}, tensors.__getitem__)
         if file.suffix in TORCH_ENDINGS:
@@ -129,7 +126,7 @@ def _write_folder(folder: Path, tensors: LazyState, like: Checkpoint) -> None:
         else:
             _write_safetensors(folder / file.name, shard, like.layout.metadata.get(file))
     if like.layout.index is not None:
-        index = json.loads(like.layout.index.read_text())
+        index = read_json(like.layout.index)
         index["metadata"] = {**(index.get("metadata") or {}), "total_size": tensors.num_bytes}
         (folder / like.layout.index.name).write_text(json.dumps(index, indent=2) + "\n")
 

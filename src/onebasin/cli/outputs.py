@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from onebasin.checkpoints import Checkpoint, CheckpointSet, check_output, write_checkpoint
+from onebasin.checkpoints import Checkpoint, CheckpointSet, check_output, find_companions, write_checkpoint
 from onebasin.cli.console import Output, command_line
 from onebasin.reporting import Report
 from onebasin.symmetries import Permutation, Transform
@@ -47,6 +47,14 @@ def check_files(taken_paths: Sequence[Path], files: Sequence[Path | None], force
             raise ValueError(f"{file} is an input, or named twice: every output needs a place of its own")
         taken.add(file.resolve())
         check_writable(file, force)
+
+
+def note_companions(output: Output, *written: tuple[Path, Checkpoint]) -> list[str]:
+    """Print, and return, which files of the input folders are not copied into the outputs that are written like them."""
+    notes = [f"{path}: {note}" for path, like in written for note in find_companions(like).notes]
+    for note in notes:
+        output.note(note)
+    return notes
 
 
 def check_drawing(*files: Path | None) -> None:

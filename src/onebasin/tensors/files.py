@@ -5,11 +5,15 @@ import json
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+
+MAX_JSON_BYTES = 2**26
+"""The largest configuration or index that is read, 67 MB: the largest indices have a fifth of that."""
 
 
 def check_writable(target: Path, force: bool = False, folder: bool = False) -> None:
@@ -29,6 +33,36 @@ def check_writable(target: Path, force: bool = False, folder: bool = False) -> N
         raise ValueError(f"the folder {target.parent} cannot be written to")
     if target.exists() and not force:
         raise ValueError(f"{target} exists already: it is replaced only by force (--force)")
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Refuse, before anything is read from it, what is not a file: a device or a pipe may never end, or never begin.
+
+    Raises:
+        FileNotFoundError: if there is nothing.
+        ValueError: if it is something else than a file, or a link to one.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(f"there is no file {path}") from None
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"{path} is {'a folder' if stat.S_ISDIR(mode) else 'a device, a pipe or a socket'}, not a file")
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        OSError: if it cannot be read.
+        ValueError: if it is not a file, not JSON, or larger than `MAX_JSON_BYTES`.
+    """
+    check_regular(path)
+    with open(path, "rb") as stream:
+        content = stream.read(MAX_JSON_BYTES + 1)
+    if len(content) > MAX_JSON_BYTES:
+        raise ValueError(f"{path} is larger than {MAX_JSON_BYTES / 1e6:.0f} MB")
+    return json.loads(content)
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:
@@ -98,8 +132,7 @@ def load_header(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _open_tensors(path: str | os.PathLike[str]) -> Iterator[Any]:
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no file {path}")
+    check_regular(path)
     safetensors = import_safetensors()
     try:
         with safetensors.safe_open(path, framework="pt") as file:

@@ -79,6 +79,8 @@ def align(
     outputs.check_drawing(report)
     models = inputs.read_models(output, files, architecture, input_shape, ignore, check, alignment.data)
     models.symmetry.restrict(groups or None)
+    written = [(model, files[1]), *([(target, files[0])] if target_out is not None else [])]
+    left_out = outputs.note_companions(output, *written)
     outputs.show_inputs(output, [target, model], models)
     summary: dict[str, Any] = {
         "command": "align", "target": target, "model": model, "out": out, "permutation": file, "method": method,
@@ -119,7 +121,7 @@ def align(
     output.finish({
         **summary, "symmetry": element.symmetry.summary(), "report": report, "method": result.method,
         "cost": result.cost, "start_cost": result.start_cost, "converged": result.converged, "seconds": result.seconds,
-        "history": result.history, "notes": [*models.notes, *notes], "paths": list_numbers(paths),
+        "history": result.history, "notes": [*models.notes, *left_out, *notes], "paths": list_numbers(paths),
     })  # fmt: skip
 
 

@@ -33,6 +33,7 @@ def canonical(
     outputs.check_outputs(out, files[0], [checkpoint], [], force)
     models = inputs.read_models(output, files, architecture, input_shape, ignore, check=False)
     like = models.checkpoints[0]
+    left_out = outputs.note_companions(output, (checkpoint, like))
     with output.status("folding"):
         form = ob.canonical(models.load_model(like), models.architecture.example_inputs)
     notes = outputs.note_rounding(out, like) if form.folded else []
@@ -46,7 +47,7 @@ def canonical(
         facts["left as they are"] = "\n".join(f"{key}: {reason}" for key, reason in form.left.items())
     summary = {
         "command": "canonical", "checkpoint": checkpoint, "out": out, "folded": form.folded, "left": form.left,
-        "notes": [*models.notes, *notes],
+        "notes": [*models.notes, *left_out, *notes],
     }  # fmt: skip
     if dry_run:
         output.show_facts(facts)

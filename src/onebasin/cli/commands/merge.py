@@ -75,6 +75,7 @@ def merge(
     outputs.check_drawing(report)
     models = inputs.read_models(output, files, architecture, input_shape, ignore, check, alignment.data)
     models.symmetry.restrict(groups or None)
+    left_out = outputs.note_companions(output, (paths[0], files[0]))
     outputs.show_inputs(output, paths, models)
     summary: dict[str, Any] = {
         "command": "merge", "models": paths, "out": out, "weights": shares, "method": method, "reference": reference,
@@ -108,7 +109,7 @@ def merge(
     output.show_facts({**facts, "wrote": "\n".join(str(path) for path in (out, report) if path is not None)})
     output.finish({
         **summary, "report": report, "method": found.methods, "history": found.history, "merged": measured,
-        "notes": [*models.notes, *found.notes], "paths": list_numbers(curves),
+        "notes": [*models.notes, *left_out, *found.notes], "paths": list_numbers(curves),
     })  # fmt: skip
 
 
