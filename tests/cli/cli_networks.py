@@ -19,6 +19,18 @@ def make_conv() -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*layers), torch.zeros(1, 1, 8, 8)
 
 
+class PartlyUsed(nn.Linear):
+    """A layer with a parameter that no call uses."""
+
+    def __init__(self):
+        super().__init__(3, 2)
+        self.spare = nn.Parameter(torch.zeros(2))
+
+
+def make_partly_used() -> tuple[nn.Module, Tensor]:
+    return PartlyUsed(), torch.zeros(1, 3)
+
+
 def make_normed() -> tuple[nn.Module, Tensor]:
     weight_norm = nn.utils.parametrizations.weight_norm
     return nn.Sequential(weight_norm(nn.Linear(4, 8)), nn.Tanh(), nn.Linear(8, 2)), torch.zeros(1, 4)

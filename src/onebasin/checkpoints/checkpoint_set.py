@@ -37,6 +37,18 @@ class CheckpointSet:
         notes = [f"{checkpoint.path}: {note}" for checkpoint in self.checkpoints for note in checkpoint.notes]
         return [*self.architecture.notes, *notes]
 
+    def own_architectures(self) -> list[Architecture]:
+        """For each checkpoint the architecture of its own configuration, if it has one, else that of all of them.
+
+        Configurations can differ in what the shapes of tensors do not show, such as the activation.
+        """
+        found = [self.architecture] * len(self.checkpoints)
+        for number, checkpoint in enumerate(self.checkpoints):
+            folder = checkpoint.layout.hugging_face_folder
+            if folder is not None and str(folder) != self.architecture.name:
+                found[number] = find_architecture(str(folder), example_inputs=self.architecture.example_inputs)
+        return found
+
     def load(self) -> list[nn.Module]:
         """All models in memory."""
         return [self.load_model(checkpoint) for checkpoint in self.checkpoints]

@@ -89,7 +89,7 @@ def verify(symmetry: Verifiable, model: nn.Module, example_inputs: Any, toleranc
         try:
             function = _of_program(read_program(model, call))
         except ValueError:  # cannot be traced: the symmetry was written by hand
-            function = _of_module(model, call)
+            function = function_of(model, call)
         with isolated(model, call) as snapshot, snapshot.restoring_values():
             worst = max(worst, _check(symmetry, function, state, "this model's weights", tolerance))
     return worst
@@ -175,7 +175,7 @@ def compare(
     for state in (first, second):
         model.load_state_dict(state)
         with isolated(model, calls[0]):
-            outputs.append([_of_module(model, call)(read_state(model).load()) for call in calls])
+            outputs.append([function_of(model, call)(read_state(model).load()) for call in calls])
     return max((relative_difference(*pair) for pair in zip(*outputs, strict=True)), default=0.0)
 
 
@@ -211,8 +211,11 @@ def _of_program(program: Program, given: Sequence[Mapping[str, Any]] = ()) -> Fu
     return lambda state: program.run(state, compute_in_float64, promote, given)
 
 
-def _of_module(model: nn.Module, call: Call) -> Function:
-    """The function of a module that is `isolated`."""
+def function_of(model: nn.Module, call: Call) -> Function:
+    """The function of a module that is `isolated`, in float64.
+
+    It raises `CannotVerify` if the module fails.
+    """
     aliases = {key for keys in find_ties(model) for key in keys[1:]}
     call = Call(*tree_map(promote, (call.args, call.kwargs)))
 

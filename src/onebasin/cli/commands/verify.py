@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from onebasin.checkpoints.equivalence import compare_checkpoints
 from onebasin.cli import inputs, options
 from onebasin.cli.console import Output
-from onebasin.symmetries.verification import compare
 
 
 def verify(
@@ -23,22 +23,31 @@ def verify(
     ignore: options.Ignore = None,
     json: options.Json = False,
 ) -> None:
-    """Do two checkpoints compute the same function? Runs both in float64 on random inputs. Exit code 0: yes, 1: no."""
+    """Do two checkpoints compute the same function? Exit code 0: yes, 1: no, or it cannot be shown.
+
+    Runs both in float64, each built from its own configuration unless --model says otherwise, on inputs that range over the
+    vocabulary, the positions and the token types. Entries that no input reached are compared directly.
+    """
     output = Output(json)
     models = inputs.read_models(output, inputs.open_files([a, b]), architecture, input_shape, ignore, check=False)
+    architectures = [models.architecture] * 2 if architecture is not None else models.own_architectures()
+    with output.status("running both models"):
+        found = compare_checkpoints(models, architectures, tolerance)
+    same = found.difference <= tolerance and not found.different
     first, second = models.checkpoints
-    example_inputs = models.architecture.example_inputs
-    difference = compare(models.architecture.build(), first.load(), second.load(), example_inputs)
-    same = difference <= tolerance
     equal = sum(bool((first[key] == second[key]).all()) for key in first)
     output.show_facts({
         "weights": f"{equal} of {len(first)} tensors equal",
-        "outputs": f"differ by {difference:.2e} relative to their size (tolerance {tolerance:.0e})",
-        "same function": "yes" if same else "no",
+        "inputs": found.describe_inputs(),
+        "outputs": f"differ by {found.difference:.2e} relative to their size (tolerance {tolerance:.0e})",
+        "not reached": f"{len(found.unreached)} tensors, in part or whole; {len(found.different)} of them differ there"
+        + "".join(f"\n{key}" for key in found.different),
+        "same function": "yes" if same else "no" if found.difference > tolerance else "not shown",
     })  # fmt: skip
     output.finish({
-        "command": "verify", "a": a, "b": b, "same": same, "difference": difference, "tolerance": tolerance,
-        "equal_tensors": equal, "tensors": len(first), "notes": models.notes,
+        "command": "verify", "a": a, "b": b, "same": same, "difference": found.difference, "tolerance": tolerance,
+        "equal_tensors": equal, "tensors": len(first), "notes": models.notes, "num_inputs": found.num_inputs,
+        "longest": found.longest, "rows": found.rows, "unreached": found.unreached, "different_unreached": found.different,
     })  # fmt: skip
     if not same:
         raise typer.Exit(1)
