@@ -163,7 +163,7 @@ MATCHING = ("--method", "weight-matching")
         (("align", "a.safetensors", "b.pt", "-o", "p.safetensors", *MLP), None, 3, "p.safetensors exists already"),
         ((*ALIGN, "-p", "p.safetensors"), None, 3, "p.safetensors exists already: it is replaced only by force"),
         ((*ALIGN, "-p", "c.pt"), None, 3, "every output needs a place of its own"),
-        ((*ALIGN, "--report", "b.pt", "--force"), None, 3, "every output needs a place of its own"),
+        ((*ALIGN, "--report", "b.pt", "--force"), None, 3, "inputs are never changed"),
         (ALIGN, spoil_with_nan, 3, "'3.weight' of b.pt holds NaN or infinity"),
         (("align", "other.safetensors", "b.pt", "-o", "c.pt", *MLP), write_other, 3, "is not a checkpoint of this"),
         ((*ALIGN, *MATCHING, "--set", "steps=3"), None, 3, "'weight-matching' has no option 'steps'; it has max_sweeps"),

@@ -10,6 +10,7 @@ import torch
 from onebasin.tensors import files
 from onebasin.tensors.files import (
     check_regular,
+    check_replaceable,
     check_writable,
     load_tensors,
     read_json,
@@ -43,8 +44,28 @@ def test_a_failed_write_leaves_what_was_there(tmp_path):
 def test_a_folder_takes_the_place_of_another(tmp_path):
     folder = tmp_path / "folder"
     for text in ("first", "second"):
-        write_folder_atomically(folder, lambda path, text=text: (path / text).write_text(text), force=True)
-    assert [path.name for path in folder.iterdir()] == ["second"]
+        write_folder_atomically(folder, lambda path, text=text: (path / "file").write_text(text), force=True)
+    assert [path.read_text() for path in folder.iterdir()] == ["second"]
+
+
+def test_a_folder_with_other_things_in_it_is_not_replaced(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "mine").write_text("mine")
+
+    def write(path):
+        (path / "file").write_text("new")
+
+    with pytest.raises(ValueError, match="holds mine, which would be lost"):
+        write_folder_atomically(folder, write, force=True)
+    assert [path.name for path in folder.iterdir()] == ["mine"]
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+    write_folder_atomically(folder, write, force=True, further=["mine"])
+    assert [path.name for path in folder.iterdir()] == ["file"]
+    (folder / "file").unlink()
+    (folder / "file").mkdir()
+    with pytest.raises(ValueError, match="holds file, which would be lost"):
+        check_replaceable(folder, ["file"])
 
 
 def test_permissions_are_those_of_ordinary_files(tmp_path):
@@ -74,7 +95,13 @@ def test_threads_write_side_by_side(tmp_path):
 
 def test_refusals(tmp_path):
     (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(".")
+    (tmp_path / "dangling").symlink_to("nothing")
+    os.mkfifo(tmp_path / "pipe")
     for target, options, message in (
+        (tmp_path / "link", {"folder": True, "force": True}, "is a link; give the name of the folder itself"),
+        (tmp_path / "dangling", {}, "exists already"),
+        (tmp_path / "pipe", {"force": True}, "not a file"),
         (tmp_path / "file", {}, "exists already"),
         (tmp_path / "file", {"folder": True}, "is a file; give the name of a folder"),
         (tmp_path, {}, "is a folder; give the name of a file"),

@@ -5,6 +5,7 @@ from onebasin.checkpoints.architectures import Architecture, find_architecture
 from onebasin.checkpoints.checkpoint import Checkpoint
 from onebasin.checkpoints.checkpoint_set import CheckpointSet, open_models
 from onebasin.checkpoints.companion_files import find_companions
+from onebasin.checkpoints.input_protection import check_apart
 from onebasin.checkpoints.optimizer_states import move_optimizer
 from onebasin.checkpoints.reading import open_checkpoint
 from onebasin.checkpoints.tensor_names import check_finite, fit_names
@@ -14,6 +15,7 @@ __all__ = [
     "Architecture",
     "Checkpoint",
     "CheckpointSet",
+    "check_apart",
     "check_finite",
     "check_output",
     "find_architecture",

@@ -15,6 +15,7 @@ from torch import Tensor
 from onebasin.checkpoints.adapters import is_adapter, move_adapter
 from onebasin.checkpoints.checkpoint import TORCH_ENDINGS, Checkpoint
 from onebasin.checkpoints.companion_files import find_companions
+from onebasin.checkpoints.input_protection import check_apart
 from onebasin.checkpoints.optimizer_states import is_optimizer_state, move_optimizer
 from onebasin.checkpoints.reading import load_plain, open_checkpoint
 from onebasin.checkpoints.tensor_names import check_finite, fit_names
@@ -138,8 +139,7 @@ class _MovedOptimizer(MovedFile):
         return f"the states of {len(self.content['state'])} parameters"
 
     def check(self, out: Path, force: bool = False, inputs: Iterable[Path] = ()) -> None:
-        if out.resolve() in {file.resolve() for file in (self.path, *inputs)}:
-            raise ValueError(f"{out} is an input: inputs are never changed")
+        check_apart(out, [self.path, *inputs])
         check_writable(out, force)
 
     def write(self, out: Path, force: bool = False, progress: Progress | None = None) -> None:

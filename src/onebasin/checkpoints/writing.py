@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,34 +14,45 @@ import torch
 from torch import Tensor
 
 from onebasin.checkpoints.checkpoint import SAFETENSORS_TYPES, TORCH_ENDINGS, Checkpoint
-from onebasin.checkpoints.companion_files import COMPANION_ENDINGS, copy_companion, find_companions
-from onebasin.tensors.files import check_writable, read_json, write_atomically, write_folder_atomically
+from onebasin.checkpoints.companion_files import copy_companion, find_companions
+from onebasin.checkpoints.input_protection import check_apart
+from onebasin.tensors.files import check_replaceable, check_writable, read_json, write_atomically, write_folder_atomically
 from onebasin.tensors.progress import Progress
 from onebasin.tensors.states import LazyState, State, read_state
 
 _TYPE_NAMES = {dtype: name for name, dtype in SAFETENSORS_TYPES.items()}
-_REPLACEABLE = (*COMPANION_ENDINGS, *TORCH_ENDINGS, ".safetensors")
 
 
 def check_output(
-    path: str | os.PathLike[str], like: Checkpoint, force: bool = False, inputs: Iterable[str | os.PathLike[str]] = ()
+    path: str | os.PathLike[str],
+    like: Checkpoint,
+    force: bool = False,
+    inputs: Iterable[str | os.PathLike[str] | Checkpoint] = (),
+    further: Collection[str] = (),
 ) -> None:
     """Refuse, before any work, an output that cannot or should not be written.
 
+    Args:
+        path: the file or folder to write.
+        like: the checkpoint whose layout it will have.
+        force: allow to replace a file, or a folder in which nothing is but what will be written.
+        inputs: files, folders and checkpoints that must stay as they are, beside `like`.
+        further: for a folder, the names of other files that will be written into it.
+
     Raises:
-        ValueError: if it is one of the inputs, exists and `force` is not given, is in a folder that does not exist, has an
-            ending that names no format, is a folder with other things in it, or the disk has too little space.
+        ValueError: if it is, lies in, or holds one of the inputs, exists and `force` is not given, is in a folder that does
+            not exist, has an ending that names no format, is a folder with other things in it, or the disk has too little
+            space; if a further file has the name of one of the checkpoint.
     """
     target = Path(path)
-    for source in (like.path, *map(Path, inputs)):
-        place, other = target.resolve(), source.resolve()
-        if place == other or other in place.parents or place in other.parents:
-            raise ValueError(f"{target} is, or lies in, or holds the input {source}: inputs are never changed")
+    check_apart(target, [like, *inputs])
     check_writable(target, force, folder=like.layout.is_folder)
-    if like.layout.is_folder and target.is_dir():
-        for entry in target.iterdir():
-            if not entry.is_file() or entry.suffix not in _REPLACEABLE:
-                raise ValueError(f"{target} holds {entry.name}, which is not part of a checkpoint: give another folder")
+    if like.layout.is_folder:
+        names = _list_names(like)
+        for name in names.intersection(further):
+            raise ValueError(f"{target / name} is a file of the checkpoint itself: every output needs a place of its own")
+        if target.is_dir():
+            check_replaceable(target, names.union(further))
     if not like.layout.is_folder:
         _find_format(target)
     existing = target
@@ -59,6 +70,7 @@ def write_checkpoint(
     force: bool = False,
     progress: Progress | None = None,
     beside: Mapping[str, Callable[[Path], None]] | None = None,
+    further: Collection[str] = (),
 ) -> None:
     """Write a state with the names, files and format of the checkpoint it was made from.
 
@@ -70,11 +82,12 @@ def write_checkpoint(
         path: a file, or a folder if `like` is one.
         state: its keys are those of `like`. Tensors are read one at a time. Other tensors in the files of `like` are copied.
         like: the checkpoint whose layout to use.
-        force: replace what exists.
+        force: replace what exists; a folder only if nothing is in it but what is written.
         progress: called with what is being done, how many tensors are written, and how many there are.
-        beside: for a folder, further files to write into it, by name.
+        beside: for a folder, other files to write into it, by name.
+        further: for a folder, names of files that the caller will write into it later.
     """
-    check_output(path, like, force)
+    check_output(path, like, force, further=[*(beside or {}), *further])
     target = Path(path)
     tensors = _name_as_in_files(read_state(state), like)
     tensors = tensors if progress is None else _count_reads(tensors, progress)
@@ -85,7 +98,7 @@ def write_checkpoint(
             for name, write_file in (beside or {}).items():
                 write_file(folder / name)
 
-        write_folder_atomically(target, write, force)
+        write_folder_atomically(target, write, force, further)
         return
     (file,) = like.layout.files
     if _find_format(target) == "safetensors":
@@ -93,6 +106,12 @@ def write_checkpoint(
         write_atomically(target, lambda temporary: _write_safetensors(temporary, tensors, metadata))
     else:
         write_atomically(target, lambda temporary: _write_torch(temporary, tensors, like))
+
+
+def _list_names(like: Checkpoint) -> set[str]:
+    """The names of all files in a folder that is written like a checkpoint."""
+    index = [like.layout.index.name] if like.layout.index is not None else []
+    return {*find_companions(like).copied, *(file.name for file in like.layout.files), *index}
 
 
 def _name_as_in_files(state: State, like: Checkpoint) -> LazyState:

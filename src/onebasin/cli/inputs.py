@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import typer
 
 import onebasin as ob
 from onebasin.checkpoints import Checkpoint, CheckpointSet, open_checkpoint, open_models
+from onebasin.checkpoints.configurations import check_differences, find_differences
 from onebasin.checkpoints.factories import import_object
 from onebasin.cli.console import Output
 from onebasin.datasets import digits
@@ -29,6 +31,21 @@ def open_files(paths: Sequence[Path]) -> list[Checkpoint]:
     return [open_checkpoint(path) for path in paths]
 
 
+def list_input_files(paths: Sequence[str | Path | None], functions: Sequence[str | None] = ()) -> list[Path]:
+    """The files and folders that options name, which no output may replace.
+
+    Args:
+        paths: values of options; those that are no paths are left out.
+        functions: values such as package.module:function. The files of modules in the working folder are found.
+    """
+    found = [Path(path) for path in paths if path is not None and str(path) not in METHODS]
+    for name in functions:
+        package, colon, _ = (name or "").partition(":")
+        module = Path(*package.split("."))
+        found += [module.with_name(f"{module.name}.py"), module / "__init__.py"] if package and colon else []
+    return [path for path in found if path.exists()]
+
+
 def read_models(
     output: Output,
     files: Sequence[Checkpoint],
@@ -37,14 +54,20 @@ def read_models(
     ignore: Sequence[str] | None,
     check: bool | None,
     data: Any = None,
+    allow: bool = True,
 ) -> CheckpointSet:
     """Find the architecture and the symmetry of checkpoints, check that they fit, and print the notes about them.
 
-    If nothing else tells the shapes of the inputs, the first batch of the data does.
+    If nothing else tells the shapes of the inputs, the first batch of the data does. Configurations and tokenizers that differ
+    are refused, or noted with `allow`.
     """
     with output.status("reading and tracing"):
         example = take_example(data) if data is not None and not shapes else None
         models = open_models(files, architecture, shapes or (), ignore or (), check, example)
+        differences = find_differences(files, architecture)
+        if not allow:
+            check_differences(differences)
+        models = dataclasses.replace(models, remarks=tuple(differences))
     for note in models.notes:
         output.note(note)
     return models

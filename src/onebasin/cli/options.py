@@ -37,6 +37,12 @@ Check = Annotated[
     _model("--check/--no-check",
            help="Verify the symmetry on random weights in float64. By default for models of up to 50 million parameters."),
 ]  # fmt: skip
+Allow = Annotated[
+    bool,
+    _model(
+        "--allow", help="Take models together although their configurations or tokenizers differ. Notes name what differs."
+    ),
+]
 
 Method = Annotated[
     Literal["auto", MethodName],
@@ -103,6 +109,12 @@ ReportFile = Annotated[
     Path | None,
     _output("--report", metavar="FILE.html", help="Write a report: one HTML file. With --data it has loss curves."),
 ]
-Force = Annotated[bool, _output("--force", help="Replace outputs that exist.")]
-DryRun = Annotated[bool, _output("--dry-run", help="Check the inputs, say what would be done, write nothing.")]
+Force = Annotated[
+    bool,
+    _output("--force", help="Replace outputs that exist: files, and folders in which every file is one that this command "
+            "writes. A folder that holds anything else is refused, and inputs are never replaced."),
+]  # fmt: skip
+DryRun = Annotated[
+    bool, _output("--dry-run", help="Check the inputs, say what would be written and replaced, write nothing.")
+]
 Json = Annotated[bool, _output("--json", help="Print one JSON object on standard output.")]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from onebasin.checkpoints import Checkpoint, CheckpointSet, check_output, find_companions, write_checkpoint
+from onebasin.checkpoints import Checkpoint, CheckpointSet, check_apart, check_output, find_companions, write_checkpoint
 from onebasin.cli.console import Output, command_line
 from onebasin.reporting import Report
 from onebasin.symmetries import Permutation, Transform
@@ -21,15 +22,26 @@ def place_element(out: Path, is_folder: bool, what: Literal["permutation", "tran
     return out / f"{what}.safetensors" if is_folder else out.with_name(f"{out.stem}.{what}.safetensors")
 
 
-def check_outputs(out: Path, like: Checkpoint, inputs: Sequence[Path], files: Sequence[Path | None], force: bool) -> None:
-    """Refuse, before any work, outputs that exist, that are inputs, or that are named twice."""
-    check_output(out, like, force, inputs)
-    inside = out if like.layout.is_folder else None  # files in a folder are written together with it
-    check_files([out, *inputs], [file for file in files if file is not None and file.parent != inside], force)
+def check_outputs(
+    out: Path, like: Checkpoint, inputs: Sequence[Path | Checkpoint], files: Sequence[Path | None], force: bool
+) -> None:
+    """Refuse, before any work, outputs that exist, that are or lie in inputs, or that are named twice."""
+    inside = list_inside(out, like, files)
+    check_output(out, like, force, inputs, inside)
+    _check_different([out, *files])
+    # Files in a folder replace what is there together with it.
+    check_files([file for file in files if not list_inside(out, like, [file])], inputs, force)
+
+
+def list_inside(out: Path, like: Checkpoint, files: Sequence[Path | None]) -> list[str]:
+    """The names of those files that lie in the folder `out`, if it will be one."""
+    if not like.layout.is_folder:
+        return []
+    return [file.name for file in files if file is not None and file.parent.resolve() == out.resolve()]
 
 
 def check_further_output(
-    out: Path, like: Checkpoint, inputs: Sequence[Path], taken: Sequence[Path | None], force: bool
+    out: Path, like: Checkpoint, inputs: Sequence[Path | Checkpoint], taken: Sequence[Path | None], force: bool
 ) -> None:
     """The same for a second checkpoint to write, which must not be in the way of the other outputs."""
     check_output(out, like, force, inputs)
@@ -39,14 +51,20 @@ def check_further_output(
             raise ValueError(f"{out} is in the way of another output: every output needs a place of its own")
 
 
-def check_files(taken_paths: Sequence[Path], files: Sequence[Path | None], force: bool) -> None:
-    """Refuse output files that exist, that are inputs, or that are named twice."""
-    taken = {path.resolve() for path in taken_paths}
+def check_files(files: Sequence[Path | None], inputs: Sequence[Path | Checkpoint], force: bool) -> None:
+    """Refuse output files that exist, that are or lie in inputs, or that are named twice."""
+    _check_different(files)
     for file in filter(None, files):
-        if file.resolve() in taken:
-            raise ValueError(f"{file} is an input, or named twice: every output needs a place of its own")
-        taken.add(file.resolve())
+        check_apart(file, inputs)
         check_writable(file, force)
+
+
+def _check_different(paths: Sequence[Path | None]) -> None:
+    taken: set[Path] = set()
+    for path in filter(None, paths):
+        if path.resolve() in taken:
+            raise ValueError(f"{path} is named twice: every output needs a place of its own")
+        taken.add(path.resolve())
 
 
 def note_companions(output: Output, *written: tuple[Path, Checkpoint]) -> list[str]:
@@ -71,12 +89,14 @@ def write_moved(
     progress: Progress,
     element: Permutation | Transform,
     file: Path,
+    report: Path | None = None,
 ) -> None:
-    """Write a moved checkpoint, and what moved it into `file`, which may lie in the folder of the checkpoint."""
-    if like.layout.is_folder and file.parent == out:
-        write_checkpoint(out, state, like, force, progress, beside={file.name: element.save})
+    """Write a moved checkpoint, and what moved it into `file`. That, and the later report, may lie in its folder."""
+    further = list_inside(out, like, [report])
+    if list_inside(out, like, [file]):
+        write_checkpoint(out, state, like, force, progress, {file.name: element.save}, further)
     else:
-        write_checkpoint(out, state, like, force, progress)
+        write_checkpoint(out, state, like, force, progress, further=further)
         element.save(file)
 
 
@@ -93,11 +113,29 @@ def save_report(path: Path | None, title: str, facts: dict[str, Any], **parts: A
 
 
 def finish_dry_run(output: Output, result: dict[str, Any], paths: Sequence[Path | None]) -> None:
-    """Say which files would be written."""
-    *others, last = [str(path) for path in paths if path is not None]
-    listed = f"{', '.join(others)} and {last}" if others else last
-    output.show(f"would write {listed}; nothing was written")
-    output.finish({**result, "dry_run": True})
+    """Say which files would be written, and which would be replaced."""
+    replaced = list_replaced(paths)
+    gone = f"; would replace {_join(replaced)}" if replaced else ""
+    output.show(f"would write {_join([path for path in paths if path is not None])}{gone}; nothing was written")
+    output.finish({**result, "dry_run": True, "would_replace": replaced})
+
+
+def list_replaced(paths: Sequence[Path | None]) -> list[Path]:
+    """The files that are where outputs will be, those in a folder one by one."""
+    found = []
+    for path in filter(None, paths):
+        found += sorted(path.iterdir()) if path.is_dir() else [path] if os.path.lexists(path) else []
+    return list({path.parent.resolve() / path.name: path for path in found}.values())
+
+
+def _join(paths: Sequence[Path]) -> str:
+    """Several paths in a sentence.
+
+    >>> _join([Path("a"), Path("b"), Path("c")])
+    'a, b and c'
+    """
+    *others, last = map(str, paths)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def show_inputs(output: Output, paths: Sequence[Path], models: CheckpointSet) -> None:

@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,22 @@ def check_writable(target: Path, force: bool = False, folder: bool = False) -> N
     """Refuse a place where a file, or a folder, must not or cannot be written.
 
     Raises:
-        ValueError: if it exists and `force` is not given, is of the other kind, or there is no folder for it to lie in.
+        ValueError: if it exists and `force` is not given, is of another kind, or there is no folder for it to lie in.
     """
+    if folder and target.is_symlink():
+        raise ValueError(f"{target} is a link; give the name of the folder itself")
     if folder and target.exists() and not target.is_dir():
         raise ValueError(f"{target} is a file; give the name of a folder")
     if not folder and target.is_dir():
         raise ValueError(f"{target} is a folder; give the name of a file")
+    if not folder and target.exists():
+        check_regular(target)
     parent = target.absolute().parent
     if not parent.is_dir():
         raise ValueError(f"the folder {target.parent} does not exist")
     if not os.access(parent, os.W_OK):
         raise ValueError(f"the folder {target.parent} cannot be written to")
-    if target.exists() and not force:
+    if os.path.lexists(target) and not force:
         raise ValueError(f"{target} exists already: it is replaced only by force (--force)")
 
 
@@ -78,8 +82,31 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
         temporary.unlink(missing_ok=True)
 
 
-def write_folder_atomically(path: str | os.PathLike[str], write: Callable[[Path], None], force: bool = False) -> None:
-    """Call `write` on a temporary folder beside `path`, then rename it; with `force` it takes the place of one there."""
+def check_replaceable(folder: Path, names: Collection[str]) -> None:
+    """Refuse to replace a folder by one with files of these names, if something else in it would be lost.
+
+    Raises:
+        ValueError: naming what would be lost.
+    """
+    for entry in sorted(folder.iterdir()):
+        if entry.name not in names or (entry.is_dir() and not entry.is_symlink()):
+            raise ValueError(
+                f"{folder} holds {entry.name}, which would be lost: a folder is replaced only if all in it is written anew, "
+                "so remove it or give another folder"
+            )
+
+
+def write_folder_atomically(
+    path: str | os.PathLike[str], write: Callable[[Path], object], force: bool = False, further: Collection[str] = ()
+) -> None:
+    """Call `write` on a temporary folder beside `path`, then rename it.
+
+    Args:
+        path: the folder to write.
+        write: fills the folder that it is given.
+        force: replace a folder that is there, if it holds no other files than the new one.
+        further: names of files that may be lost too, because the caller writes them later.
+    """
     target = Path(path)
     check_writable(target, force, folder=True)
     temporary = _choose_temporary(target)
@@ -88,6 +115,7 @@ def write_folder_atomically(path: str | os.PathLike[str], write: Callable[[Path]
         temporary.mkdir()
         write(temporary)
         if target.exists():
+            check_replaceable(target, {*(entry.name for entry in temporary.iterdir()), *further})
             target.rename(aside)
         temporary.rename(target)
     finally:

@@ -36,20 +36,21 @@ def test_lora_and_optimizer_by_command(onebasin, folder):
     assert ran.record["kind"] == "optimizer"
 
 
-def test_force_replaces_whole_folders_only_if_they_are_checkpoints(onebasin, folder):
+def test_force_replaces_folders_only_if_all_in_them_is_written_anew(onebasin, folder):
     (folder / "a").mkdir()
     shutil.copy(folder / "a.safetensors", folder / "a" / "model.safetensors")
     command = ("apply", "p.safetensors", "a", "-o", "c")
     assert onebasin(*command).code == 0
-    (folder / "c" / "pytorch_model.bin").write_bytes(b"stale")
     assert onebasin(*command).code == 3
     assert onebasin(*command, "--force").code == 0
-    assert not (folder / "c" / "pytorch_model.bin").exists()
-    (folder / "c" / "notes.odt").write_text("mine")
-    ran = onebasin(*command, "--force")
-    assert ran.code == 3
-    assert "c holds notes.odt, which is not part of a checkpoint" in ran.err
-    assert (folder / "c" / "notes.odt").read_text() == "mine"
+    for name in ("pytorch_model.bin", "other.pt", "other.safetensors", "notes.txt", "notes.odt", "config.json"):
+        (folder / "c" / name).write_text("mine")
+        before = digest(folder)
+        ran = onebasin(*command, "--force")
+        assert ran.code == 3
+        assert f"c holds {name}, which would be lost" in ran.err
+        assert digest(folder) == before
+        (folder / "c" / name).unlink()
 
 
 def test_a_full_disk_is_told_before_any_work(onebasin, folder, monkeypatch):

@@ -40,6 +40,7 @@ def align(
     input_shape: options.InputShape = None,
     ignore: options.Ignore = None,
     check: options.Check = None,
+    allow: options.Allow = False,
     kinds: options.Kinds = "permutation",
     method: options.Method = AUTO,
     objective: options.Objective = None,
@@ -73,11 +74,12 @@ def align(
     files = inputs.open_files([target, model])
     what = "permutation" if kinds == "permutation" else "transform"
     file = permutation or outputs.place_element(out, files[1].layout.is_folder, what)
-    outputs.check_outputs(out, files[1], [target, model], [file, report], force)
+    sources = [*files, *inputs.list_input_files([architecture, init], [architecture, data, loss])]
+    outputs.check_outputs(out, files[1], sources, [file, report], force)
     if target_out is not None:
-        outputs.check_further_output(target_out, files[0], [target, model], [out, file, report], force)
+        outputs.check_further_output(target_out, files[0], sources, [out, file, report], force)
     outputs.check_drawing(report)
-    models = inputs.read_models(output, files, architecture, input_shape, ignore, check, alignment.data)
+    models = inputs.read_models(output, files, architecture, input_shape, ignore, check, alignment.data, allow)
     models.symmetry.restrict(groups or None)
     written = [(model, files[1]), *([(target, files[0])] if target_out is not None else [])]
     left_out = outputs.note_companions(output, *written)
@@ -100,7 +102,7 @@ def align(
             element, start, state = result.permutation, None, result.permutation.apply(moved)
         else:
             element, start, state = result.transform, result.target, outputs.cast_like(moved, result.model)
-        outputs.write_moved(out, state, moved, force, progress, element, file)
+        outputs.write_moved(out, state, moved, force, progress, element, file, report)
         if target_out is not None:
             write_checkpoint(target_out, outputs.cast_like(fixed, result.target), fixed, force, progress)
         paths |= lines.evaluate_lines({"aligned": state}, progress, start)

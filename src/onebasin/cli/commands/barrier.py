@@ -47,6 +47,7 @@ def barrier(
     input_shape: options.InputShape = None,
     ignore: options.Ignore = None,
     check: options.Check = None,
+    allow: options.Allow = False,
     picture: Annotated[
         Path | None,
         typer.Option("--picture", metavar="FILE", help="Draw the curve: .svg, .png or .pdf.", rich_help_panel="Output"),
@@ -66,10 +67,12 @@ def barrier(
         raise typer.BadParameter("the loss is measured on data: give it", param_hint="--data")
     batches, criterion = inputs.read_data(data, "test"), inputs.read_loss(loss)
     _check_picture(picture)
-    outputs.check_files([a, b], [picture, report], force)
+    files = inputs.open_files([a, b])
+    sources = [*files, *inputs.list_input_files([permutation, architecture], [architecture, data, loss])]
+    outputs.check_files([picture, report], sources, force)
     outputs.check_drawing(picture, report)
     loaded = load_element(permutation) if permutation is not None else None
-    models = inputs.read_models(output, inputs.open_files([a, b]), architecture, input_shape, ignore, check, batches)
+    models = inputs.read_models(output, files, architecture, input_shape, ignore, check, batches, allow)
     states: dict[str, State] = {"as they are": models.checkpoints[1]}
     if loaded is not None:
         _check_ends(loaded, [a, b], models)
@@ -77,8 +80,10 @@ def barrier(
     summary: dict[str, Any] = {"command": "barrier", "a": a, "b": b, "data": data, "loss": loss}
     outputs.show_inputs(output, [a, b], models)
     if dry_run:
-        output.show(f"would evaluate {points} points on each of {len(states)} lines; nothing was done")
-        output.finish({**summary, "dry_run": True})
+        replaced = outputs.list_replaced([picture, report])
+        gone = f", and replace {', '.join(map(str, replaced))}" if replaced else ""
+        output.show(f"would evaluate {points} points on each of {len(states)} lines{gone}; nothing was done")
+        output.finish({**summary, "dry_run": True, "would_replace": replaced})
         return
     with output.progress() as progress, inputs.explain_data_errors(batches):
         paths = LineEvaluator(models, criterion, batches, points, reset, repair).evaluate_lines(states, progress)

@@ -30,7 +30,7 @@ def canonical(
     """
     output = Output(json)
     files = inputs.open_files([checkpoint])
-    outputs.check_outputs(out, files[0], [checkpoint], [], force)
+    outputs.check_outputs(out, files[0], inputs.list_input_files([architecture], [architecture]), [], force)
     models = inputs.read_models(output, files, architecture, input_shape, ignore, check=False)
     like = models.checkpoints[0]
     left_out = outputs.note_companions(output, (checkpoint, like))

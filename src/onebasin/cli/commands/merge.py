@@ -39,6 +39,7 @@ def merge(
     input_shape: options.InputShape = None,
     ignore: options.Ignore = None,
     check: options.Check = None,
+    allow: options.Allow = False,
     kinds: options.Kinds = "permutation",
     method: options.Method = AUTO,
     objective: options.Objective = None,
@@ -71,9 +72,10 @@ def merge(
     if repair not in (None, *DATA_FREE) and alignment.data is None:
         raise ValueError(f"--repair {repair} runs the networks: give --data, or take --repair norms, which needs none")
     files = inputs.open_files(paths)
-    outputs.check_outputs(out, files[0], paths, [report], force)
+    sources = [*files, *inputs.list_input_files([architecture], [architecture, data, loss])]
+    outputs.check_outputs(out, files[0], sources, [report], force)
     outputs.check_drawing(report)
-    models = inputs.read_models(output, files, architecture, input_shape, ignore, check, alignment.data)
+    models = inputs.read_models(output, files, architecture, input_shape, ignore, check, alignment.data, allow)
     models.symmetry.restrict(groups or None)
     left_out = outputs.note_companions(output, (paths[0], files[0]))
     outputs.show_inputs(output, paths, models)
@@ -95,7 +97,7 @@ def merge(
             **alignment.arguments | ({} if repair is None else {"data": alignment.data}),
         )  # fmt: skip
         state = outputs.cast_like(like, merged)
-        write_checkpoint(out, state, like, force, progress)
+        write_checkpoint(out, state, like, force, progress, further=outputs.list_inside(out, like, [report]))
         if kinds == "permutation":  # else the line is not from the first file, but from what was made of it
             aligned = _move_to_first(found.permutations, models)
             curves |= lines.evaluate_lines(_name_lines(found.names, aligned, ", aligned"), progress)
