@@ -71,3 +71,14 @@ def test_states_without_modules_are_refused():
     model, x = make()
     with pytest.raises(ValueError, match="give modules"):
         ob.align(model.state_dict(), to=model, example_inputs=x, kinds="all")
+
+
+def test_a_balanced_form_is_smaller_and_computes_the_same():
+    model, x = make(RMSNorm)
+    model, x = model.double(), x.double()
+    plain, balanced = (ob.canonical(model, x, balanced=flag) for flag in (False, True))
+    sizes = [sum(float(v.square().sum()) for v in form.state.values()) for form in (plain, balanced)]
+    assert sizes[1] < sizes[0]
+    expected = model(x)
+    model.load_state_dict(balanced.state)
+    assert torch.allclose(model(x), expected, rtol=1e-10, atol=1e-12)

@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from onebasin.landscape.batches import take_example
+from onebasin.matching.balancing import balance
+from onebasin.relaxation.objectives import each_tied_once, parameter_keys
 from onebasin.symmetries import Scale, Symmetry
 from onebasin.symmetries.transform import scaled_tensors
 from onebasin.symmetries.verification import compare
 from onebasin.tensors.states import StateDict, read_state_dict
+from onebasin.torch_internals import tree_map
 from onebasin.tracing import symmetry as trace
 
 _TOLERANCE = 1e-9
@@ -43,13 +46,17 @@ class CanonicalForm:
         return f"CanonicalForm({len(self.folded)} gains folded{left})"
 
 
-def canonical(model: nn.Module, example_inputs: Any, symmetry: Symmetry | None = None) -> CanonicalForm:
+def canonical(
+    model: nn.Module, example_inputs: Any, symmetry: Symmetry | None = None, balanced: bool = False
+) -> CanonicalForm:
     """Fold the gains of norms into the layers around them, so that `onebasin.symmetry` finds changes of basis.
 
     Args:
         model: left untouched.
         example_inputs: to trace it with, and to check that the function is the same.
         symmetry: of this model, with ``kinds="all"``, if it was traced before.
+        balanced: also choose the scales of units, and the bases of heads, that make the parameters smallest: the sums of
+            squares of what makes a unit and of what reads it are then the same.
 
     Raises:
         ValueError: if the model cannot be traced.
@@ -70,10 +77,21 @@ def canonical(model: nn.Module, example_inputs: Any, symmetry: Symmetry | None =
         else:
             state = _fold(symmetry, found, key, state)
             folded.append(key)
-    if folded and not compare(model, start, state, example_inputs) < _TOLERANCE:
-        raise ValueError("folding the gains of this model changes its function; please report this network")
+    if balanced:
+        state = _balance(model, state, example_inputs)
+    if (folded or balanced) and not compare(model, start, state, example_inputs) < _TOLERANCE:
+        raise ValueError("the canonical form of this model changes its function; please report this network")
     narrow = {key: value if state[key] is start[key] else state[key].to(value.dtype) for key, value in given.items()}
     return CanonicalForm(_tie(symmetry, StateDict(narrow)), tuple(folded), left)
+
+
+def _balance(model: nn.Module, state: StateDict, example_inputs: Any) -> StateDict:
+    folded = copy.deepcopy(model).double()
+    folded.load_state_dict(state)
+    inputs = tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, example_inputs)
+    symmetry = trace(folded, inputs, verify=False, kinds="all")
+    keys = [key for key in each_tied_once(parameter_keys(folded), symmetry) if key not in symmetry.fixed]
+    return _tie(symmetry, balance(symmetry, state, keys).apply(state))
 
 
 def canonicalise(

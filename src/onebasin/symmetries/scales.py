@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -60,6 +61,24 @@ class ScaledTensors:
         for _, sign in self._spread(key, value, signs, 1.0):
             value = value * sign.to(value.dtype)
         return value
+
+    def sum_squares(self, key: str, value: Tensor, name: str, shape: Sequence[int]) -> Iterator[tuple[float, Tensor]]:
+        """For each way that a scale enters a tensor its exponent, and the sums of squares of what belongs to each unit.
+
+        Args:
+            key: of the tensor.
+            value: the tensor.
+            name: of the scale.
+            shape: of the numbers of the scale.
+        """
+        for other, exponent, index, along in self._places.get(key, ()):
+            if other != name:
+                continue
+            units = torch.arange(math.prod(along)).view(along) if index is None else index.view(along)
+            units = units.expand(value.shape).flatten()
+            squares = value.detach().cpu().square().flatten()
+            total = torch.zeros(math.prod(shape), dtype=squares.dtype)
+            yield exponent, total.index_add(0, units[units >= 0], squares[units >= 0]).view(tuple(shape))
 
     def _spread(
         self, key: str, value: Tensor, numbers: Mapping[str, Tensor], elsewhere: float
