@@ -25,17 +25,19 @@ class CheckpointSet:
         architecture: the architecture.
         symmetry: its symmetry.
         checkpoints: in the order in which they were given.
+        remarks: for the user, about all of them together.
     """
 
     architecture: Architecture
     symmetry: Symmetry
     checkpoints: tuple[Checkpoint, ...]
+    remarks: tuple[str, ...] = ()
 
     @property
     def notes(self) -> list[str]:
         """Remarks for the user about the architecture and about each checkpoint, with its path."""
         notes = [f"{checkpoint.path}: {note}" for checkpoint in self.checkpoints for note in checkpoint.notes]
-        return [*self.architecture.notes, *notes]
+        return [*self.architecture.notes, *self.remarks, *notes]
 
     def own_architectures(self) -> list[Architecture]:
         """For each checkpoint the architecture of its own configuration, if it has one, else that of all of them.

@@ -58,8 +58,8 @@ def read_models(
 ) -> CheckpointSet:
     """Find the architecture and the symmetry of checkpoints, check that they fit, and print the notes about them.
 
-    If nothing else tells the shapes of the inputs, the first batch of the data does. Configurations and tokenizers that differ
-    are refused, or noted with `allow`.
+    If nothing else tells the shapes of the inputs, the first batch of the data does. Configurations and tokenizers that
+    differ are refused, or noted with `allow`.
     """
     with output.status("reading and tracing"):
         example = take_example(data) if data is not None and not shapes else None

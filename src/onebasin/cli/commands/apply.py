@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from onebasin.checkpoints.configurations import check_differences, find_differences_of_folders
 from onebasin.checkpoints.moving import FileKind, move_file
 from onebasin.cli import options
 from onebasin.cli.console import Output
@@ -38,6 +39,7 @@ def apply(
         ),
     ] = None,
     ignore: options.Ignore = None,
+    allow: options.Allow = False,
     force: options.Force = False,
     dry_run: options.DryRun = False,
     json: options.Json = False,
@@ -45,21 +47,26 @@ def apply(
     """Move a checkpoint, a LoRA, a task vector or an optimiser's state by a saved permutation or transform.
 
     No architecture is needed: the file knows the names and shapes of the model's tensors. A transform with changes of basis
-    is for models in canonical form (see onebasin canonical), and an optimiser's state can only be permuted.
+    is for models in canonical form (see onebasin canonical), and an optimiser's state can only be permuted. If the file lies
+    in the folder of a model, the configuration of CHECKPOINT must be that of the model.
     """
     output = Output(json)
     loaded = load_element(permutation)
+    differences = find_differences_of_folders(permutation.parent, checkpoint)
+    if not allow:
+        check_differences(differences)
     moved = move_file(loaded.inverse() if inverse else loaded, checkpoint, kind, fan_in_fan_out, ignore or ())
     moved.check(out, force, [permutation])
-    for note in moved.notes:
+    notes = [*differences, *moved.notes]
+    for note in notes:
         output.note(f"{checkpoint}: {note}")
     summary = {"command": "apply", "permutation": permutation, "checkpoint": checkpoint, "kind": moved.kind, "out": out}
     facts = {type(loaded).__name__.lower(): describe_element(loaded), str(checkpoint): f"{moved.kind}, {moved.describe()}"}
     if dry_run:
         output.show_facts(facts)
-        finish_dry_run(output, {**summary, "notes": moved.notes}, [out])
+        finish_dry_run(output, {**summary, "notes": notes}, [out])
         return
     with output.progress() as progress:
         moved.write(out, force, progress)
     output.show_facts({**facts, "wrote": out})
-    output.finish({**summary, "notes": moved.notes})
+    output.finish({**summary, "notes": notes})

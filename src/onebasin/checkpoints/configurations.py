@@ -1,0 +1,202 @@
+"""What the configurations and the tokenizers of two folders differ in, where the shapes of tensors do not show it.
+
+The number of heads, a rotary base, an activation: with another value the same tensors compute another function. With another
+tokenizer the same rows of an embedding mean other words.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from onebasin.checkpoints.checkpoint import WEIGHT_FILES, Checkpoint
+from onebasin.programs.isolation import quiet
+from onebasin.tensors.files import check_regular, read_json
+
+_WITHOUT_EFFECT = (
+    "_name_or_path",  # where the model came from
+    "name_or_path",
+    "transformers_version",  # what wrote the file
+    "_attn_implementation_autoset",
+    "torch_dtype",  # the type in which to load; the tensors have their own
+    "dtype",
+    "use_cache",  # saves time
+    "task_specific_params",  # how to generate text
+)
+"""Names of entries that do not change what a model computes."""
+_OF_TRAINING = ("dropout", "dropout_prob", "dropout_rate", "pdrop", "initializer_range")
+"""Endings of the names of entries that have an effect in training alone."""
+_VOCABULARIES = ("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+"""Files that define a tokenizer, if there is no tokenizer.json."""
+_TOKENIZER_PARTS = ("model", "normalizer", "pre_tokenizer")
+"""Entries of a tokenizer.json that decide which tokens a text is cut into. Vocabularies are compared by themselves."""
+_NUM_SHOWN = 5
+_MISSING = "not set"
+
+
+def find_differences(checkpoints: Sequence[Checkpoint], model: str | None = None) -> list[str]:
+    """What configurations and tokenizers differ in from the first one, a sentence part for each difference.
+
+    Args:
+        checkpoints: those without a configuration beside them are left out.
+        model: a Hugging Face folder that the architecture is taken from; anything else is left out.
+
+    Raises:
+        ValueError: if a file is damaged.
+    """
+    folders = [Path(model)] if model is not None and (Path(model) / "config.json").is_file() else []
+    folders += [folder for checkpoint in checkpoints if (folder := find_folder(checkpoint.path)) is not None]
+    first, *others = list(dict.fromkeys(folders)) or [None]
+    if first is None:
+        return []
+    found = [compare_configurations(first, other) for other in others]
+    found += [compare_tokenizers(first, other) for other in others]
+    return [difference for some in found for difference in some]
+
+
+def find_differences_of_folders(first: Path, checkpoint: Path) -> list[str]:
+    """What the configuration of a checkpoint differs in from that of a folder; nothing if one of the two has none."""
+    folders = [find_folder(path) for path in (first, checkpoint)]
+    return compare_configurations(folders[0], folders[1]) if folders[0] is not None and folders[1] is not None else []
+
+
+def check_differences(differences: Sequence[str]) -> None:
+    """Refuse models that differ in what shapes do not show.
+
+    Raises:
+        ValueError: naming what they differ in.
+    """
+    if differences:
+        more = f"; and {len(differences) - _NUM_SHOWN} others" if len(differences) > _NUM_SHOWN else ""
+        raise ValueError(
+            f"the models do not belong together: {'; '.join(differences[:_NUM_SHOWN])}{more}; "
+            "--allow takes them together all the same"
+        )
+
+
+def find_folder(path: Path) -> Path | None:
+    """The folder whose configuration belongs to a checkpoint: itself, or the one that it is the weight file of."""
+    folder = path if path.is_dir() else path.parent
+    is_known = path.is_dir() or path.name in WEIGHT_FILES
+    return folder if is_known and (folder / "config.json").is_file() else None
+
+
+def compare_configurations(first: Path, second: Path) -> list[str]:
+    """The entries of two folders' ``config.json`` that differ, each with both values."""
+    contents = [_read_mapping(folder / "config.json", "configuration") for folder in (first, second)]
+    for content in contents:
+        if isinstance(content.get("architectures"), list):
+            content["architectures"] = sorted(map(str, content["architectures"]))
+    if not _differ(*contents):
+        return []
+    return [
+        f"{_show(key)} is {_show(left)} in {first} and {_show(right)} in {second}"
+        for key, (left, right) in _differ(*map(_fill_in, contents)).items()
+    ]
+
+
+def compare_tokenizers(first: Path, second: Path) -> list[str]:
+    """What the tokenizers of two folders differ in. A folder without one is not compared."""
+    files = [folder / "tokenizer.json" for folder in (first, second)]
+    if not all(file.is_file() for file in files):
+        shared = [name for name in _VOCABULARIES if all((folder / name).is_file() for folder in (first, second))]
+        return [
+            f"the tokenizers differ in {name} of {first} and {second}"
+            for name in shared
+            if _read_bytes(first / name) != _read_bytes(second / name)
+        ]
+    contents = [_read_mapping(file, "tokenizer") for file in files]
+    left, right = (_read_vocabulary(content) for content in contents)
+    tokens = [token for token in dict.fromkeys([*left, *right]) if left.get(token) != right.get(token)]
+    if tokens:
+        ids = [_show(vocabulary.get(tokens[0])) for vocabulary in (left, right)]
+        return [
+            f"the tokenizers differ in {len(tokens)} tokens, such as {_show(tokens[0])}, which is {ids[0]} in {first} and "
+            f"{ids[1]} in {second}"
+        ]
+    return [
+        f"the tokenizers of {first} and {second} differ in {part}"
+        for part in _TOKENIZER_PARTS
+        if _without_vocabulary(contents[0], part) != _without_vocabulary(contents[1], part)
+    ]
+
+
+def _differ(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The entries that differ and have an effect, by their paths, with both values."""
+    left, right = dict(_flatten(first)), dict(_flatten(second))
+    pairs = {key: (left.get(key), right.get(key)) for key in dict.fromkeys([*left, *right]) if _has_effect(key)}
+    # A configuration that was saved without a model does not tell its class.
+    pairs = {key: pair for key, pair in pairs.items() if key != "architectures" or None not in pair}
+    return {key: (one, other) for key, (one, other) in pairs.items() if one != other}
+
+
+def _fill_in(content: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with the defaults of entries that are not set, if transformers is installed and knows the model."""
+    try:
+        with quiet():
+            known = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
+            return known[content["model_type"]].from_dict(content).to_dict()
+    except (
+        Exception
+    ):  # it is not installed, does not know the model, or refuses a value: the entries themselves are compared
+        return content
+
+
+def _read_mapping(file: Path, what: str) -> dict[str, Any]:
+    try:
+        content = read_json(file)
+    except (ValueError, OSError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} is not a {what}, or it is damaged")
+    return content
+
+
+def _read_bytes(file: Path) -> bytes:
+    check_regular(file)
+    return file.read_bytes()
+
+
+def _read_vocabulary(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The number of each token, as a tokenizer.json gives it."""
+    model = content.get("model")
+    entries = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(entries, dict):
+        found = dict(entries)
+    else:  # a list of tokens with their scores
+        found = {str(entry[0] if isinstance(entry, list) and entry else entry): n for n, entry in enumerate(entries or ())}
+    for entry in content.get("added_tokens") or ():
+        if isinstance(entry, dict) and "content" in entry:
+            found[str(entry["content"])] = entry.get("id")
+    return found
+
+
+def _without_vocabulary(content: Mapping[str, Any], part: str) -> Any:
+    value = content.get(part)
+    return {key: entry for key, entry in value.items() if key != "vocab"} if isinstance(value, dict) else value
+
+
+def _flatten(entries: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Entries by their path, such as rope_parameters.rope_theta."""
+    for key, value in entries.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _has_effect(key: str) -> bool:
+    names = key.split(".")
+    return not any(name in _WITHOUT_EFFECT for name in names) and not names[-1].endswith(_OF_TRAINING)
+
+
+def _show(value: Any) -> str:
+    """A value on one line, without control characters, and not long."""
+    if value is None:
+        return _MISSING
+    text = json.dumps(value, default=str)
+    text = text if len(text) <= 60 else f"{text[:57]}..."
+    return text[1:-1] if isinstance(value, str) and value.replace("_", "").replace(".", "").isalnum() else text
