@@ -11,7 +11,6 @@ import warnings
 from typing import Any
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from onebasin import __version__
@@ -23,7 +22,7 @@ from onebasin.cli.commands.demo import demo
 from onebasin.cli.commands.inspect import inspect
 from onebasin.cli.commands.merge import merge
 from onebasin.cli.commands.verify import verify
-from onebasin.cli.console import remember_arguments, wants_json
+from onebasin.cli.console import escape_controls, make_console, remember_arguments, wants_json
 
 REFUSED, INTERNAL, INTERRUPTED = 3, 70, 130
 
@@ -118,7 +117,8 @@ def _describe(error: BaseException) -> str:
 
 
 def _fail(text: str, code: int) -> int:
-    Console(stderr=True, highlight=False).print(Text.assemble(("error: ", "bold red"), text), soft_wrap=True)
+    shown = escape_controls(text.strip())  # one line, whatever is in the name of a file
+    make_console(stderr=True).print(Text.assemble(("error: ", "bold red"), shown), soft_wrap=True)
     if wants_json():
         print(json.dumps({"error": text, "code": code}))
     return code

@@ -6,12 +6,14 @@ import contextlib
 import json
 import math
 import shlex
+import unicodedata
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -36,6 +38,43 @@ def wants_json() -> bool:
     return "--json" in _arguments
 
 
+def escape_controls(text: str, keep: str = "") -> str:
+    r"""A text in which characters that steer a terminal or cannot be seen are written as escapes.
+
+    The names of files, tensors and groups may come from a stranger: ESC begins commands to the terminal, other characters
+    hide or reverse what follows.
+
+    Args:
+        text: any text.
+        keep: characters to leave as they are.
+
+    >>> print(escape_controls("a\x1b[2J\u202eb\n"))
+    a\x1b[2J\u202eb\n
+    """
+    return "".join(char if char in keep or _is_visible(char) else char.encode("unicode_escape").decode() for char in text)
+
+
+def _is_visible(char: str) -> bool:
+    # Controls, formats such as reversed writing, halves of surrogates (bytes of a file name that are no text), separators of
+    # lines and paragraphs.
+    return unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+class SafeConsole(Console):
+    """A console on which only its own commands steer the terminal: in all that is printed, other controls are escaped."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """What to print, piece by piece; styles are not yet in the text."""
+        for segment in super().render(renderable, options):
+            # Line ends are here those of a layout too: `note` and the like escape them where they are part of a name.
+            yield segment if segment.control else segment._replace(text=escape_controls(segment.text, keep="\n"))
+
+
+def make_console(stderr: bool = False) -> SafeConsole:
+    """A console for text that may contain brackets and colons, which are not markup: names of files and tensors."""
+    return SafeConsole(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
 class Output:
     """Where a command's results go.
 
@@ -44,26 +83,27 @@ class Output:
 
     def __init__(self, as_json: bool = False):
         self.as_json = as_json
-        # The names of files and tensors may contain brackets and colons, which are not markup.
-        self.out = Console(highlight=False, markup=False, emoji=False)
-        self.err = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self.out, self.err = make_console(), make_console(stderr=True)
 
     def note(self, text: str) -> None:
         """Print a remark for the user on standard error."""
-        self.err.print(Text(text, style="dim"), soft_wrap=True)
+        self.err.print(Text(escape_controls(text), style="dim"), soft_wrap=True)
 
     def show(self, content: RenderableType) -> None:
         """Print a part of the result, unless the user asked for JSON."""
-        if not self.as_json:
-            self.out.print(content, soft_wrap=isinstance(content, str))  # so that paths in a sentence can be copied
+        if not self.as_json and isinstance(content, str):
+            self.out.print(escape_controls(content), soft_wrap=True)  # so that paths in a sentence can be copied
+        elif not self.as_json:
+            self.out.print(content)
 
     def show_facts(self, facts: Mapping[str, Any]) -> None:
-        """Print names and values in two columns."""
+        """Print names and values in two columns; a list has a line for each entry."""
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="bold")
         grid.add_column(overflow="fold")
         for name, value in facts.items():
-            grid.add_row(Text(name), Text(str(value)))
+            lines = value if isinstance(value, list) else str(value).split("\n")
+            grid.add_row(Text(escape_controls(name)), Text("\n".join(escape_controls(str(line)) for line in lines)))
         self.show(grid)
 
     def finish(self, result: Mapping[str, Any]) -> None:

@@ -118,7 +118,7 @@ def align(
         "cost": f"{result.start_cost:.6g} -> {result.cost:.6g} ({objective or 'weight-distance'})",
         "moved": outputs.describe_element(element),
         "ended": ("converged" if result.converged else "stopped at its limit") + f" after {result.seconds:.1f} s",
-        "wrote": "\n".join(str(path) for path in (out, file, target_out, report) if path is not None),
+        "wrote": [path for path in (out, file, target_out, report) if path is not None],
     })  # fmt: skip
     output.finish({
         **summary, "symmetry": element.symmetry.summary(), "report": report, "method": result.method,

@@ -41,10 +41,10 @@ def canonical(
         output.note(note)
     facts: dict[str, Any] = {
         str(checkpoint): outputs.describe_checkpoint(like),
-        "folded": "\n".join(merge_layers(form.folded)) or "nothing: every gain is one, or cannot be folded",
+        "folded": merge_layers(form.folded) or "nothing: every gain is one, or cannot be folded",
     }
     if form.left:
-        facts["left as they are"] = "\n".join(f"{key}: {reason}" for key, reason in form.left.items())
+        facts["left as they are"] = [f"{key}: {reason}" for key, reason in form.left.items()]
     summary = {
         "command": "canonical", "checkpoint": checkpoint, "out": out, "folded": form.folded, "left": form.left,
         "notes": [*models.notes, *left_out, *notes],

@@ -15,7 +15,7 @@ import onebasin as ob
 from onebasin.checkpoints import Architecture, find_architecture, open_models
 from onebasin.checkpoints.checkpoint import WEIGHT_FILES
 from onebasin.cli import options
-from onebasin.cli.console import Output
+from onebasin.cli.console import Output, escape_controls
 from onebasin.symmetries import Place, Power, Symmetry
 from onebasin.symmetries.describe import merge_layers, pin_reasons, places, summarise
 from onebasin.symmetries.layout import write
@@ -91,21 +91,21 @@ def _show(output: Output, symmetry: Symmetry) -> None:
     for name, count, group, axes in summarise(symmetry):
         title = f"{name} x{count}" if count > 1 else name
         each = f" in each {', '.join(p.rpartition('.')[2] for p in group.parents)}" if group.parents else ""
-        table.add_row(title, f"{group.size}{each}", _shorten(_relative(axes, name)))
+        table.add_row(escape_controls(title), escape_controls(f"{group.size}{each}"), _shorten(_relative(axes, name)))
     output.show(table)
     scales = [(scale.name, "positive", _list_axes(scale.powers)) for scale in symmetry.scales.values()]
     bases = [(basis.name, basis.kind, _list_axes(basis.places)) for basis in symmetry.bases.values()]
     for title, rows in (("scale", scales), ("basis", bases)):
         changes = _table(title, "kind", "axes it multiplies")
         for name, kind, axes in _merge_rows(rows):
-            changes.add_row(name, kind, _shorten(_relative(axes, name)))
+            changes.add_row(escape_controls(name), kind, _shorten(_relative(axes, name)))
         if rows:
             output.show(changes)
     reasons = pin_reasons(symmetry, modules=False)
     if reasons:
         pins = _table("not free", "because")
         for why, axes in reasons.items():
-            pins.add_row(_shorten(merge_layers(axes)), why)
+            pins.add_row(_shorten(merge_layers(axes)), escape_controls(why))
         output.show(pins)
     if symmetry.unreached:
         output.show(f"never used by these inputs, left alone: {', '.join(merge_layers(symmetry.unreached))}")
@@ -159,7 +159,7 @@ def _relative(axes: list[str], name: str) -> list[str]:
 
 def _shorten(entries: list[str]) -> str:
     more = [f"and {len(entries) - _SHOWN} more"] if len(entries) > _SHOWN else []
-    return "\n".join([*entries[:_SHOWN], *more])
+    return "\n".join([*map(escape_controls, entries[:_SHOWN]), *more])
 
 
 def _list_contents(symmetry: Symmetry) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def merge(
     shown = {**facts, "notes": " ".join(found.notes), "written": out}
     parts = {"symmetry": models.symmetry, "permutations": found.moved, "paths": curves}
     outputs.save_report(report, f"Merge of {', '.join(found.names)}", shown, **parts)
-    output.show_facts({**facts, "wrote": "\n".join(str(path) for path in (out, report) if path is not None)})
+    output.show_facts({**facts, "wrote": [path for path in (out, report) if path is not None]})
     output.finish({
         **summary, "report": report, "method": found.methods, "history": found.history, "merged": measured,
         "notes": [*models.notes, *left_out, *found.notes], "paths": list_numbers(curves),
