@@ -70,6 +70,32 @@ def test_weights():
     assert all(torch.equal(value, models[0].state_dict()[key]) for key, value in merged.state_dict().items())
 
 
+def normed(seed: int) -> nn.Module:
+    """A network with a batch norm, whose variances are from 1 to 2 for the seed 0, and larger for larger seeds."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 2)).eval()
+    nn.init.uniform_(model[1].running_var, 2.0**seed, 2.0 ** (seed + 1))
+    return model
+
+
+def test_negative_weights_never_give_negative_variances():
+    models = [normed(0), normed(1)]
+    merged = ob.merge(models, example_inputs=X, weights=[-0.2, 1.2])
+    assert merged(X).isfinite().all()
+    for given in (models, [model.state_dict() for model in models]):
+        with pytest.raises(ValueError, match=r"'1.running_var' of a batch norm would be negative with the weights 3, -2"):
+            ob.merge(given, symmetry=ob.symmetry(models[0], X), weights=[3, -2])
+
+
+def test_negative_weights_without_a_meaning_are_refused_at_once():
+    models = [normed(0), normed(1), normed(2)]
+    with pytest.raises(ValueError, match="no weight may be below zero"):
+        ob.merge(models, example_inputs=X, weights=[2, 1, -1], repair=[X])
+    for weights in ([2, 1, -1], [1, 0, 0]):
+        with pytest.raises(ValueError, match="the weights of some sum to zero"):
+            ob.merge(models, example_inputs=X, weights=weights, reference="mean")
+
+
 @pytest.mark.parametrize("form", ["repair", "rescale", "closed-form", "norms", "bias"])
 def test_forms_of_repair_have_names(form):
     models = [mlp(seed) for seed in range(2)]

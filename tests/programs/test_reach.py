@@ -45,7 +45,7 @@ def test_an_operation_without_entries_reads_nothing():
     recorder = ReachRecorder({"experts": experts})
     with recorder:
         for rows, expert in zip((torch.randn(4, 3), torch.randn(0, 3)), experts, strict=True):
-            rows @ expert
+            _ = rows @ expert
     assert recorder.reached("experts").all(2).all(1).tolist() == [True, False]
 
 

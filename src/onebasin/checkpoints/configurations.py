@@ -49,9 +49,9 @@ def find_differences(checkpoints: Sequence[Checkpoint], model: str | None = None
     """
     folders = [Path(model)] if model is not None and (Path(model) / "config.json").is_file() else []
     folders += [folder for checkpoint in checkpoints if (folder := find_folder(checkpoint.path)) is not None]
-    first, *others = list(dict.fromkeys(folders)) or [None]
-    if first is None:
+    if not folders:
         return []
+    first, *others = dict.fromkeys(folders)
     found = [compare_configurations(first, other) for other in others]
     found += [compare_tokenizers(first, other) for other in others]
     return [difference for some in found for difference in some]
@@ -164,10 +164,9 @@ def _read_vocabulary(content: Mapping[str, Any]) -> dict[str, Any]:
     """The number of each token, as a tokenizer.json gives it."""
     model = content.get("model")
     entries = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(entries, dict):
-        found = dict(entries)
-    else:  # a list of tokens with their scores
-        found = {str(entry[0] if isinstance(entry, list) and entry else entry): n for n, entry in enumerate(entries or ())}
+    found: dict[str, Any] = dict(entries) if isinstance(entries, dict) else {}
+    if isinstance(entries, list):  # of tokens with their scores
+        found = {str(entry[0] if isinstance(entry, list) and entry else entry): n for n, entry in enumerate(entries)}
     for entry in content.get("added_tokens") or ():
         if isinstance(entry, dict) and "content" in entry:
             found[str(entry["content"])] = entry.get("id")

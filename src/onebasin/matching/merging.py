@@ -77,7 +77,7 @@ def merge(
 
     Raises:
         ValueError: before any work is done, if there are fewer than two models, they or the weights do not fit, or something
-            is missing or out of range.
+            is missing or out of range; after the alignment, if weights below zero make a variance of a batch norm negative.
         TypeError: likewise, for an option that the method does not have, or data that is no data.
     """
     if "to" in options:
@@ -95,6 +95,7 @@ def merge(
     form, batches = _read_repair(repair, call.data)
     if form is not None and not all(isinstance(model, nn.Module) for model in models):
         raise ValueError("repair needs the networks: give modules, not state dicts")
+    _check_negative(shares, form, reference)
     states = [read_state(model) for model in models]
     for number, state in enumerate(states[1:], start=2):
         check_alike(states[0], state, "the first model", f"model {number}")
@@ -150,7 +151,31 @@ def merge(
     if form is not None:
         found = repair_statistics(merged, frame.aligned, batches, symmetry, weights=shares, form=form)
         merged.load_state_dict(found.state)
+    if min(shares) < 0:
+        _check_variances(merged, shares)
     return merged
+
+
+def _check_negative(shares: Sequence[float], form: RepairForm | None, reference: Reference) -> None:
+    """Refuse weights below zero where they have no meaning."""
+    if form is not None and min(shares) < 0:
+        raise ValueError(f"repair puts the statistics of an average right: no weight may be below zero, got {list(shares)}")
+    if reference == "mean" and len(shares) > 2 and any(abs(sum(shares) - share) < 1e-9 for share in shares):
+        raise ValueError(
+            f"reference='mean' takes the mean of all models but one, and the weights of some sum to zero: {list(shares)}"
+        )
+
+
+def _check_variances(merged: Model, shares: Sequence[float]) -> None:
+    """Refuse a merge with a negative variance of a batch norm, whose root is not a number."""
+    state = read_state(merged)
+    for key in (key for key in state.shapes if key.rpartition(".")[2] == "running_var"):
+        if not bool((state[key] >= 0).all()):
+            listed = ", ".join(f"{share:.4g}" for share in shares)
+            raise ValueError(
+                f"the variance {key!r} of a batch norm would be negative with the weights {listed}: take weights that are "
+                "closer to those of an average"
+            )
 
 
 def _merge_twins(model: nn.Module, twins: Sequence[nn.Module], call: Call, options: dict[str, Any]) -> nn.Module:

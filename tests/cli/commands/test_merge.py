@@ -31,6 +31,21 @@ def test_merge(onebasin, folder):
     assert "b.pt: The model is a permuted copy of the target: no method was run." in ran.record["notes"]
 
 
+def test_a_negative_variance_is_refused_and_nothing_is_written(onebasin, folder):
+    conv = ("--model", "cli_networks:make_conv")
+    for seed, name in enumerate(("x.pt", "y.pt")):
+        torch.manual_seed(seed)
+        model = make_conv()[0]
+        model[1].running_var *= seed + 1
+        torch.save(model.state_dict(), folder / name)
+    ran = onebasin("merge", "x.pt", "y.pt", "-o", "m.pt", *conv, "--weights", "2,-1.5")
+    assert ran.code == 3
+    assert "the variance '1.running_var' of a batch norm would be negative" in " ".join(ran.err.split())
+    assert not (folder / "m.pt").exists()
+    assert onebasin("merge", "x.pt", "y.pt", "-o", "m.pt", *conv, "--weights=-0.5,1.5").code == 0
+    assert bool((load(folder / "m.pt")["1.running_var"] > 0).all())
+
+
 def test_models_of_one_name_are_told_apart(onebasin, folder):
     for name in ("x", "y"):
         (folder / name).mkdir()
