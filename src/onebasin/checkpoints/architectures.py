@@ -69,7 +69,9 @@ class Architecture:
         return trace(traced, inputs, verify=verify, kinds=kinds)
 
 
-def find_architecture(specification: str, input_shapes: Sequence[str] = (), example_inputs: Any = None) -> Architecture:
+def find_architecture(
+    specification: str, input_shapes: Sequence[str] = (), example_inputs: Any = None, num_tensors: int | None = None
+) -> Architecture:
     """Find an architecture by its name.
 
     Args:
@@ -78,12 +80,13 @@ def find_architecture(specification: str, input_shapes: Sequence[str] = (), exam
         input_shapes: shapes of the example inputs, such as "1,3,224,224", "1,8:long" or "input_ids=1,8:long". Not needed
             if the specification provides example inputs.
         example_inputs: used if neither shapes nor the specification provide any.
+        num_tensors: in the checkpoint, if there is one: a configuration with more layers is refused before it is built.
 
     Raises:
         ValueError: if there is no such architecture, or no example inputs.
     """
     given = read_inputs(input_shapes) if input_shapes else None
-    factory = find_factory(specification)
+    factory = find_factory(specification, num_tensors)
     inputs = next((inputs for inputs in (given, factory.example_inputs, example_inputs) if inputs is not None), None)
     if inputs is None:
         raise ValueError(f"the example inputs of {specification} are not known: give --input-shape, such as 1,3,224,224")

@@ -48,7 +48,8 @@ class CheckpointSet:
         for number, checkpoint in enumerate(self.checkpoints):
             folder = checkpoint.layout.hugging_face_folder
             if folder is not None and str(folder) != self.architecture.name:
-                found[number] = find_architecture(str(folder), example_inputs=self.architecture.example_inputs)
+                inputs, num_tensors = self.architecture.example_inputs, len(checkpoint.original)
+                found[number] = find_architecture(str(folder), example_inputs=inputs, num_tensors=num_tensors)
         return found
 
     def load(self) -> list[nn.Module]:
@@ -93,7 +94,8 @@ def open_models(
         if not folders:
             raise ValueError(f"the files do not tell their architecture: give it with --model ({SPECIFICATIONS})")
         specification = str(folders[0])
-    architecture = find_architecture(specification, input_shapes, example_inputs)
+    num_tensors = max(len(checkpoint.original) for checkpoint in opened)
+    architecture = find_architecture(specification, input_shapes, example_inputs, num_tensors)
     symmetry = architecture.symmetry(verify)
     shapes = architecture.shapes()
     checkpoints = tuple(fit_names(checkpoint, shapes, symmetry.ties, ignore) for checkpoint in opened)

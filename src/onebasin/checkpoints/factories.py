@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from onebasin.checkpoints.layer_counts import check_layer_counts
 from onebasin.tensors.files import read_json
 
 SPECIFICATIONS = "package.module:factory, torchvision:NAME, timm:NAME, or a Hugging Face folder"
@@ -49,15 +50,19 @@ def build_on_meta(make: Callable[[], nn.Module]) -> nn.Module:
         return build_on_cpu(make)
 
 
-def find_factory(specification: str) -> Factory:
+def find_factory(specification: str, num_tensors: int | None = None) -> Factory:
     """The factory that a specification names.
+
+    Args:
+        specification: see `onebasin.checkpoints.find_architecture`.
+        num_tensors: in the checkpoint, if there is one: a configuration with more layers is refused.
 
     Raises:
         ValueError: if there is none, or it cannot be used.
     """
     package, _, name = specification.partition(":")
     if Path(specification).is_dir() or Path(specification).name == "config.json":
-        return _find_in_folder(Path(specification))
+        return _find_in_folder(Path(specification), num_tensors)
     if not name:
         raise ValueError(f"there is no model {specification!r}: give {SPECIFICATIONS}")
     if package in ("torchvision", "timm"):
@@ -120,7 +125,7 @@ def _find_in_timm(name: str) -> Factory:
     return Factory(lambda: timm.create_model(name, pretrained=False), torch.randn(1, *shape))
 
 
-def _find_in_folder(path: Path) -> Factory:
+def _find_in_folder(path: Path, num_tensors: int | None) -> Factory:
     """The model that a Hugging Face configuration describes. No code from the folder is run."""
     file = path if path.name == "config.json" else path / "config.json"
     if not file.is_file():
@@ -132,6 +137,7 @@ def _find_in_folder(path: Path) -> Factory:
         raise ValueError(f"{file} is not a configuration, or it is damaged") from None
     if content.get("auto_map"):
         raise ValueError(f"the architecture in {file} is code in that folder, which is never run: give --model")
+    check_layer_counts(content, file, num_tensors)
     if importlib.util.find_spec("torchvision") is not None:
         _import_extra("torchvision", "vision")  # transformers imports it if it is installed; our message is clearer
     transformers = _import_extra("transformers", "hf")
