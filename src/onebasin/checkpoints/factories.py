@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from onebasin.checkpoints.layer_counts import check_layer_counts
+from onebasin.checkpoints.plain_configurations import make_plain, offline
 from onebasin.tensors.files import read_json
 
 SPECIFICATIONS = "package.module:factory, torchvision:NAME, timm:NAME, or a Hugging Face folder"
@@ -135,8 +136,7 @@ def _find_in_folder(path: Path, num_tensors: int | None) -> Factory:
         assert isinstance(content, dict)
     except (ValueError, OSError, AssertionError, RecursionError):
         raise ValueError(f"{file} is not a configuration, or it is damaged") from None
-    if content.get("auto_map"):
-        raise ValueError(f"the architecture in {file} is code in that folder, which is never run: give --model")
+    content = make_plain(content, file)
     check_layer_counts(content, file, num_tensors)
     if importlib.util.find_spec("torchvision") is not None:
         _import_extra("torchvision", "vision")  # transformers imports it if it is installed; our message is clearer
@@ -149,11 +149,16 @@ def _find_in_folder(path: Path, num_tensors: int | None) -> Factory:
         notes = _turn_off_cache(config)
         names = content.get("architectures") or []
         kind = getattr(transformers, str(names[0]), None) if names else None
-        build = transformers.AutoModel.from_config if kind is None else kind._from_config
-        model = build_on_meta(lambda: build(config))
+        start = transformers.AutoModel.from_config if kind is None else kind._from_config
+
+        def build() -> nn.Module:
+            with offline():
+                return start(config)
+
+        model = build_on_meta(build)
     except Exception as error:
         raise ValueError(f"transformers cannot build the model of {file}: {_first_line(error)}") from error
-    return Factory(lambda: build(config), _make_inputs(model, config), notes)
+    return Factory(build, _make_inputs(model, config), notes)
 
 
 def _turn_off_cache(config: Any) -> tuple[str, ...]:
