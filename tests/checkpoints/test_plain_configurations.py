@@ -12,8 +12,8 @@ from onebasin.checkpoints.architectures import find_architecture
 from onebasin.checkpoints.plain_configurations import make_plain, offline
 
 LLAMA = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24,
-    "num_hidden_layers": 1, "num_attention_heads": 2,
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 32, "hidden_size": 16,
+    "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
 }  # fmt: skip
 
 
@@ -54,8 +54,9 @@ HOSTILE = {
     "code for a part": {"model_type": "llava", "text_config": {**LLAMA, "auto_map": {"AutoModel": "modeling_evil.Evil"}}},
     "backbone from a hub": {"model_type": "detr", "backbone": "hf_hub:evil/evil", "use_timm_backbone": True},
     "backbone from an address": {"model_type": "detr", "backbone": "https://evil.example/weights"},
-    "weights of a backbone": {"model_type": "detr", "backbone": "resnet50", "backbone_kwargs": {"checkpoint_path": "bomb.pt"}},
-    "wrapper as a backbone": {"model_type": "detr", "backbone_config": {"model_type": "timm_backbone", "backbone": "resnet18"}},
+    "weights of a backbone": {"model_type": "detr", "backbone_kwargs": {"checkpoint_path": "bomb.pt"}},
+    "wrapper as a backbone": {"model_type": "detr", "backbone_config": {"model_type": "timm_backbone"}},
+    "wrapper in a list": {"model_type": "detr", "parts": [{"model_type": "timm_backbone"}]},
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Configurations from strangers: what they ask for is built without a download, and nothing that they name is read or run."""
+"""Configurations from strangers: built without a download, and nothing that they name is read or run."""
 
 from __future__ import annotations
 
@@ -11,15 +11,7 @@ from typing import Any
 
 _WRAPPERS = ("timm_wrapper", "timm_backbone")
 """Model types that hand their arguments to another package, which reads files and hubs for them."""
-_LOADING = (
-    "checkpoint_path",
-    "checkpoint",
-    "pretrained",
-    "pretrained_cfg",
-    "pretrained_cfg_overlay",
-    "cache_dir",
-    "state_dict",
-)
+_LOADING = ("checkpoint_path", "checkpoint", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "state_dict")
 """Arguments of builders that load weights."""
 _ARGUMENTS = ("model_args", "backbone_kwargs")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.|-]*")
@@ -55,6 +47,8 @@ def _check(key: str, value: Any, file: Path) -> Any:
         return False
     if isinstance(value, dict):
         return {name: _check(name, inner, file) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_check(key, inner, file) for inner in value]
     return value
 
 
