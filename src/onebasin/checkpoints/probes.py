@@ -23,7 +23,7 @@ _MAX_LENGTH = 1024
 """The longest sequence. The time and the memory of attention grow with its square."""
 _USUAL_LENGTH = 256
 """The length to try if nothing tells how many positions a model has."""
-_MAX_OPERATIONS = 5 * 10**11
+_MAX_OPERATIONS = 10**11
 """About how many operations with weights one model may take for all calls."""
 _MAX_SCORES = 6 * 10**7
 """The most entries of the scores that a call returns: half a gigabyte."""
