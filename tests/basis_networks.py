@@ -248,3 +248,19 @@ def with_gains(model: nn.Module) -> nn.Module:
             if isinstance(module, nn.LayerNorm | RMSNorm):
                 module.weight.copy_(torch.rand(module.weight.shape, generator=generator) + 0.5)
     return model
+
+
+class Gated(nn.Module):
+    """A stream that can be rotated, and gated units that can be scaled and change their signs."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.gate, self.up, self.down = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.norms = nn.ModuleList(nn.RMSNorm(8) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        inside = self.norms[0](x)
+        x = x + self.down(F.silu(self.gate(inside)) * self.up(inside))
+        return self.head(self.norms[1](x))

@@ -6,6 +6,7 @@ from torch import nn
 
 import onebasin as ob
 from onebasin.matching.scaling import Scaling
+from tests.basis_networks import Gated
 
 X = torch.randn(128, 3, generator=torch.Generator().manual_seed(0))
 
@@ -164,27 +165,15 @@ def test_networks_without_norms_are_merged_by_their_twins():
         ob.merge([make(0), make(1), make(2)], x[:2], **options, reference="mean")
 
 
-class Gated(nn.Module):
-    """A stream that can be rotated, and gated units that can be scaled and change their signs."""
-
-    def __init__(self, seed: int):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.embed, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
-        self.gate, self.up, self.down = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8)
-        self.norms = nn.ModuleList(nn.RMSNorm(8) for _ in range(2))
-
-    def forward(self, x):
-        x = self.embed(x)
-        inside = self.norms[0](x)
-        x = x + self.down(nn.functional.silu(self.gate(inside)) * self.up(inside))
-        return self.head(self.norms[1](x))
+def make_gated(seed):
+    torch.manual_seed(seed)
+    return Gated().eval()
 
 
 def test_scales_and_bases_of_three_are_learned_at_once():
     torch.manual_seed(0)
     x = torch.randn(120, 6)
-    models = [Gated(seed).eval() for seed in range(3)]
+    models = [make_gated(seed) for seed in range(3)]
     teacher = models[0](x).argmax(-1)
     objective = ob.RandomPoint(nn.functional.cross_entropy, low=0.4, high=0.6)
     options = {"objective": objective, "data": [(x, teacher)], "kinds": "all", "method": "weight-matching"}

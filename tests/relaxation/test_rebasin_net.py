@@ -8,6 +8,7 @@ from torch import nn
 import onebasin as ob
 from onebasin.relaxation.plans import plan_shape
 from onebasin.tensors.states import read_state
+from tests.basis_networks import Gated
 
 NESTED = ["mlp tanh", "attention by hand", "grouped conv", "tied embedding", "batch norm 2d", "experts by bmm"]
 
@@ -124,22 +125,6 @@ def test_soft_tensors_on_cuda_are_those_on_the_cpu(case):
         torch.testing.assert_close(found[1][0][key].cpu(), value)
     for one, other in zip(found[1][1], found[0][1], strict=True):
         torch.testing.assert_close(one.cpu(), other, rtol=1e-6, atol=1e-8)
-
-
-class Gated(nn.Module):
-    """A stream that can be rotated, and gated units that can be scaled and change their signs."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
-        self.gate, self.up, self.down = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8)
-        self.norms = nn.ModuleList(nn.RMSNorm(8) for _ in range(2))
-
-    def forward(self, x):
-        x = self.embed(x)
-        inside = self.norms[0](x)
-        x = x + self.down(torch.nn.functional.silu(self.gate(inside)) * self.up(inside))
-        return self.head(self.norms[1](x))
 
 
 @pytest.fixture
