@@ -4,37 +4,34 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from onebasin.landscape.normalised_twin import make_twin
 from onebasin.matching.canonical_form import canonicalise
 from onebasin.matching.checks import check_call, check_models, find_symmetry
 from onebasin.matching.copies import find_copy
 from onebasin.matching.methods import Match, Method, MethodName, MethodOptions
 from onebasin.matching.methods.weight_matching import sweep
-from onebasin.matching.problem import Entry, Problem
+from onebasin.matching.problem import Entry, Problem, make_problem
 from onebasin.matching.recommendation import AUTO, recommend
 from onebasin.matching.scaling import Learned, Scaling, learn_transform
 from onebasin.plots.tables import html_table
-from onebasin.relaxation.objectives import Function, Objective, each_tied_once, parameter_keys
+from onebasin.relaxation.objectives import Function, Objective
 from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.symmetries.transform import check_fixed
 from onebasin.tensors.progress import Progress, show_progress
 from onebasin.tensors.seeding import seeded
-from onebasin.tensors.states import Model, StateDict, read_state
-from onebasin.torch_internals import tree_map
+from onebasin.tensors.states import Model, read_state
 from onebasin.tracing import Kinds
 
 COPY_DETECTION = "copy detection"
 """The method of an alignment whose model is a permuted copy of the target."""
 _WANTED = {"positive": "positive scales", "all": "positive scales or changes of basis"}
 """What kinds of symmetry beside permutations ask for, in words."""
-_NUM_COMPARED = 4  # batches that hard permutations are compared on
 
 
 @dataclass(frozen=True)
@@ -343,61 +340,6 @@ class _Pipeline:
                 found = replace(found, permutation=permutation, cost=cost)
             problem.report({"polish": cost, "best": found.cost, "by": "polish"})
         return found
-
-
-def make_problem(
-    model: Model, to: Model, symmetry: Symmetry, objective: Objective, data: Iterable[Any] | None, lazily: bool
-) -> Problem:
-    """Both states on the device of the target and in one type, and the objective bound."""
-    if objective.repaired and data is not None and isinstance(model, nn.Module):
-        twins = [make_twin(each, symmetry, data) for each in (model, _fill(model, to))]
-        (model, symmetry), (to, _) = (twin or (each, symmetry) for twin, each in zip(twins, (model, to), strict=True))
-    source, target = (read_state(m) if lazily else read_state(m).load() for m in (model, to))
-    if lazily and (source.is_lazy or target.is_lazy):
-        source, target = source.lazily(), target.lazily()
-    keys = each_tied_once(parameter_keys(model if isinstance(model, nn.Module) else target), symmetry)
-    if not keys:
-        raise ValueError("the model has no floating parameters to align")
-    device, dtype = target.device, torch.promote_types(source.dtype, target.dtype)
-    source, target = (state.tie(symmetry.ties).to(device, dtype) for state in (source, target))
-    module = None
-    if isinstance(model, nn.Module):
-        module = to if isinstance(to, nn.Module) else model
-        if data is not None:  # it will be run
-            module = copy.deepcopy(module).to(device, dtype)
-    bound = objective.bind(module if module is not None else StateDict({key: target.shapes[key] for key in keys}))
-    batches = None if data is None else _MovedBatches(data, device, dtype)
-    compared: Sequence[Any] = ()
-    if batches is not None and objective.uses_data:
-        compared = [batch for batch, _ in zip(batches, range(_NUM_COMPARED), strict=False)]
-    return Problem(symmetry, source, target, keys, bound, batches, compared, module)
-
-
-def _fill(model: nn.Module, state: Model) -> nn.Module:
-    """A module with a state, which may be one already."""
-    if isinstance(state, nn.Module):
-        return state
-    filled = copy.deepcopy(model)
-    filled.load_state_dict(state)
-    return filled
-
-
-@dataclass(frozen=True)
-class _MovedBatches:
-    """Batches on the computing device, their floating tensors in the computing type."""
-
-    data: Iterable[Any]
-    device: torch.device
-    dtype: torch.dtype
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self.data:
-            yield tree_map(self._move, batch)
-
-    def _move(self, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return value.to(self.device, self.dtype if value.is_floating_point() else None)
 
 
 def transform_model(model: Model, transform: Permutation | Transform) -> Any:

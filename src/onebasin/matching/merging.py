@@ -14,12 +14,13 @@ from onebasin.landscape.batches import check_data, take_example
 from onebasin.landscape.calibration import DATA_FREE, RepairForm, check_form
 from onebasin.landscape.calibration import repair as repair_statistics
 from onebasin.landscape.normalised_twin import fold_twin, make_twin
-from onebasin.matching.alignment import Alignment, AlignOptions, align, make_problem, transform_model
+from onebasin.matching.alignment import Alignment, AlignOptions, align, transform_model
 from onebasin.matching.canonical_form import canonicalise
 from onebasin.matching.checks import Call, check_call, check_callback, find_symmetry
 from onebasin.matching.common_frame import find_common_frame
 from onebasin.matching.methods import Method, MethodName
 from onebasin.matching.methods.base import check_choice, check_count
+from onebasin.matching.problem import make_problem
 from onebasin.matching.recommendation import AUTO
 from onebasin.matching.scaling import Scaling, learn_together
 from onebasin.relaxation.objectives import each_tied_once, parameter_keys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,13 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onebasin.relaxation.objectives import Objective
+from onebasin.landscape.normalised_twin import make_twin
+from onebasin.relaxation.objectives import Objective, each_tied_once, parameter_keys
 from onebasin.symmetries import Permutation, Symmetry
 from onebasin.tensors.progress import Progress
-from onebasin.tensors.states import State, StateDict
+from onebasin.tensors.states import Model, State, StateDict, read_state
+from onebasin.torch_internals import tree_map
 
 Entry = dict[str, Any]
 """One entry of the history of an alignment."""
+_NUM_COMPARED = 4
+"""Batches that hard permutations are compared on."""
 
 
 def ignore(*_: Any) -> None:
@@ -124,3 +129,58 @@ class Problem:
                 return float(self.objective.judge(params, self.target, None))
             costs = [self.objective.judge(self.fresh(params), self.target, batch) for batch in self.compared]
             return float(torch.stack(costs).mean())
+
+
+def make_problem(
+    model: Model, to: Model, symmetry: Symmetry, objective: Objective, data: Iterable[Any] | None, lazily: bool
+) -> Problem:
+    """Both states on the device of the target and in one type, and the objective bound."""
+    if objective.repaired and data is not None and isinstance(model, nn.Module):
+        twins = [make_twin(each, symmetry, data) for each in (model, _fill(model, to))]
+        (model, symmetry), (to, _) = (twin or (each, symmetry) for twin, each in zip(twins, (model, to), strict=True))
+    source, target = (read_state(m) if lazily else read_state(m).load() for m in (model, to))
+    if lazily and (source.is_lazy or target.is_lazy):
+        source, target = source.lazily(), target.lazily()
+    keys = each_tied_once(parameter_keys(model if isinstance(model, nn.Module) else target), symmetry)
+    if not keys:
+        raise ValueError("the model has no floating parameters to align")
+    device, dtype = target.device, torch.promote_types(source.dtype, target.dtype)
+    source, target = (state.tie(symmetry.ties).to(device, dtype) for state in (source, target))
+    module = None
+    if isinstance(model, nn.Module):
+        module = to if isinstance(to, nn.Module) else model
+        if data is not None:  # it will be run
+            module = copy.deepcopy(module).to(device, dtype)
+    bound = objective.bind(module if module is not None else StateDict({key: target.shapes[key] for key in keys}))
+    batches = None if data is None else _MovedBatches(data, device, dtype)
+    compared: Sequence[Any] = ()
+    if batches is not None and objective.uses_data:
+        compared = [batch for batch, _ in zip(batches, range(_NUM_COMPARED), strict=False)]
+    return Problem(symmetry, source, target, keys, bound, batches, compared, module)
+
+
+def _fill(model: nn.Module, state: Model) -> nn.Module:
+    """A module with a state, which may be one already."""
+    if isinstance(state, nn.Module):
+        return state
+    filled = copy.deepcopy(model)
+    filled.load_state_dict(state)
+    return filled
+
+
+@dataclass(frozen=True)
+class _MovedBatches:
+    """Batches on the computing device, their floating tensors in the computing type."""
+
+    data: Iterable[Any]
+    device: torch.device
+    dtype: torch.dtype
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.data:
+            yield tree_map(self._move, batch)
+
+    def _move(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.to(self.device, self.dtype if value.is_floating_point() else None)

@@ -18,8 +18,8 @@ from torch import Tensor
 from onebasin.descent.cuda_graphs import CapturedStep
 from onebasin.matching.methods.base import check_count, check_number
 from onebasin.matching.problem import Problem
-from onebasin.relaxation.learned_bases import LearnedBasis
-from onebasin.symmetries.multiplication import matrix_shape, mixed_tensors, scale_shape, scaled_tensors
+from onebasin.relaxation.learned_bases import LearnedBases
+from onebasin.symmetries.multiplication import mixed_tensors, scale_shape, scaled_tensors
 from onebasin.tensors.states import StateDict
 
 _REPORT_EVERY = 10
@@ -147,12 +147,7 @@ class _Network:
         self._scaled, self._mixed = scaled_tensors(symmetry), mixed_tensors(symmetry)
         shapes = {name: scale_shape(symmetry, scale) for name, scale in symmetry.scales.items()}
         self.raw = {n: torch.zeros(shape, device=problem.device, requires_grad=True) for n, shape in shapes.items()}
-        self._bases = {
-            name: LearnedBasis(basis, matrix_shape(symmetry, basis), start.get(name), problem.device)
-            for name, basis in symmetry.bases.items()
-            if basis.kind != "signed"
-        }
-        self._signs = {n: value.to(problem.device) for n, value in start.items() if symmetry.bases[n].kind == "signed"}
+        self._bases = LearnedBases(symmetry, start, problem.device)
         self._learned = set(problem.keys)
         # `substitute` puts the first of tied tensors in the place of the others.
         self._tied = {key for keys in symmetry.ties for key in keys[1:]}
@@ -160,12 +155,12 @@ class _Network:
     @property
     def generators(self) -> list[Tensor]:
         """What the bases are made of."""
-        return [basis.generator for basis in self._bases.values()]
+        return self._bases.generators
 
     @property
     def is_learned(self) -> bool:
         """Whether there is anything to learn."""
-        return bool(self.raw or self._bases)
+        return bool(self.raw or self.generators)
 
     def logarithms(self) -> dict[str, Tensor]:
         """Bounded, and of mean zero."""
@@ -176,18 +171,16 @@ class _Network:
         """The tensors, multiplied; parameters are differentiable in what is learned."""
         source, tied, logarithms = self.source, self._tied, self.logarithms()
         live = {key: self._scaled.scale(key, source[key], logarithms) for key in self._scaled.keys if key not in tied}
-        plans = self._signs | {key: value for basis in self._bases.values() for key, value in basis.plans().items()}
-        if plans:
+        if plans := self._bases.plans():
             together: dict[str, Tensor] = {**source, **live}
             live |= self._mixed.mix_with({key: value for key, value in together.items() if key not in tied}, plans)
         # Statistics of batch norms follow, but nothing is differentiated in them: a norm in train mode writes into them.
         return self.problem.substitute(source, {k: v if k in self._learned else v.detach() for k, v in live.items()})
 
     def elements(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The logarithms, and the matrices in float64: there a rotation is one to rounding, and the function stays so."""
+        """The logarithms, and the matrices in float64."""
         with torch.no_grad():
-            matrices = {name: basis.matrices(torch.float64)[0] for name, basis in self._bases.items()}
-            return self.logarithms(), self._signs | matrices
+            return self.logarithms(), self._bases.matrices()
 
 
 def _descend(networks: Sequence[_Network], options: Scaling, cost_of: Callable[[Any], Tensor]) -> None:

@@ -2,13 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import torch
 from torch import Tensor
 
 from onebasin.symmetries.basis_matrices import complement_of_ones, pair, turn
-from onebasin.symmetries.structure import Basis
+from onebasin.symmetries.multiplication import matrix_shape
+from onebasin.symmetries.structure import Basis, Structure
 
 _NUM_TERMS, _NUM_SQUARINGS = 8, 4
+
+
+class LearnedBases:
+    """All bases of a symmetry: matrices that are learned, and signs, which stay as they start.
+
+    Args:
+        symmetry: whose bases they are.
+        start: matrices by the names of their bases; the identity where there is none.
+        device: of what is learned.
+    """
+
+    def __init__(self, symmetry: Structure, start: Mapping[str, Tensor], device: torch.device):
+        self._signs = {n: m.to(device) for n, m in start.items() if symmetry.bases[n].kind == "signed"}
+        self._learned = [
+            LearnedBasis(basis, matrix_shape(symmetry, basis), start.get(name), device)
+            for name, basis in symmetry.bases.items()
+            if basis.kind != "signed"
+        ]
+
+    @property
+    def generators(self) -> list[Tensor]:
+        """What the matrices are made of."""
+        return [basis.generator for basis in self._learned]
+
+    def replace_generators(self, generators: Iterable[Tensor]) -> None:
+        """Learn these tensors, such as parameters of a module, in place of the own ones."""
+        for basis, generator in zip(self._learned, generators, strict=True):
+            basis.generator = generator
+
+    def plans(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+        """As `MixedTensors.mix_with` takes them."""
+        plans = (
+            {n: m.to(self._learned[0].generator.device) for n, m in self._signs.items()} if self._learned else self._signs
+        )
+        return plans | {name: plan for basis in self._learned for name, plan in basis.plans(dtype).items()}
+
+    def matrices(self) -> dict[str, Tensor]:
+        """In float64, without a gradient: there a rotation is one to rounding."""
+        with torch.no_grad():
+            return self._signs | {basis.basis.name: basis.matrices(torch.float64)[0] for basis in self._learned}
 
 
 class LearnedBasis:

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from onebasin.operator import sinkhorn
 from onebasin.relaxation.hardening import harden, joint_weights
-from onebasin.relaxation.learned_bases import LearnedBasis
+from onebasin.relaxation.learned_bases import LearnedBases
 from onebasin.relaxation.plans import plan_shape, plans_of
 from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.symmetries.mixing import mix_all
-from onebasin.symmetries.multiplication import matrix_shape, mixed_tensors, scale_shape, scaled_tensors
+from onebasin.symmetries.multiplication import mixed_tensors, scale_shape, scaled_tensors
 from onebasin.tensors.states import Model, StateDict, read_state_dict
 
 SOLVER_STEPS = 10
@@ -94,12 +94,9 @@ class RebasinNet(nn.Module):
         for name, scale in symmetry.scales.items():
             first = logarithms.get(name, torch.zeros(scale_shape(symmetry, scale)))
             self.logarithms.append(nn.Parameter(first.to(device, self._dtype)))
-        learned = [basis for basis in symmetry.bases.values() if basis.kind != "signed"]
-        self._bases = [LearnedBasis(b, matrix_shape(symmetry, b), matrices.get(b.name), device) for b in learned]
-        self.generators = nn.ParameterList(basis.generator for basis in self._bases)
-        for basis, generator in zip(self._bases, self.generators, strict=True):
-            basis.generator = generator
-        self._signs = {name: value for name, value in matrices.items() if symmetry.bases[name].kind == "signed"}
+        self._bases = LearnedBases(symmetry, matrices, device)
+        self.generators = nn.ParameterList(self._bases.generators)
+        self._bases.replace_generators(self.generators)
 
     def _multiply(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors times scales and matrices."""
@@ -108,10 +105,7 @@ class RebasinNet(nn.Module):
         logarithms = dict(zip(self._scales, self.logarithms, strict=True))
         scaled = {key: self._scaled.scale(key, value, logarithms) for key, value in tensors.items()}
         dtype = torch.float64 if self._dtype == torch.float64 else torch.float32
-        device = next(iter(tensors.values())).device
-        plans = {name: value.to(device) for name, value in self._signs.items()}
-        plans |= {name: plan for basis in self._bases for name, plan in basis.plans(dtype).items()}
-        return scaled | self._mixed.mix_with(scaled, plans)
+        return scaled | self._mixed.mix_with(scaled, self._bases.plans(dtype))
 
     def _start(self, init: Permutation | str | None, mass: float) -> dict[str, Tensor]:
         if not (init is None or init == "random" or isinstance(init, Permutation)):
@@ -171,10 +165,8 @@ class RebasinNet(nn.Module):
 
     def transform(self, cost: Callable[[Permutation], float] | None = None) -> Transform:
         """The hard permutation as in `permutation`, with the scales and matrices as they are."""
-        with torch.no_grad():
-            matrices = self._signs | {basis.basis.name: basis.matrices(torch.float64)[0] for basis in self._bases}
-            logarithms = dict(zip(self._scales, self.logarithms, strict=True))
-        return Transform(self.permutation(cost), logarithms, matrices)
+        logarithms = dict(zip(self._scales, self.logarithms, strict=True))
+        return Transform(self.permutation(cost), logarithms, self._bases.matrices())
 
     def candidates(self) -> list[Permutation]:
         """The permutation closest to the plans and, if it differs, the one assigned on the logits, as the authors do."""
