@@ -91,8 +91,10 @@ def _align(
     if method == "naive":
         return None
     if method.startswith("text"):
-        num_texts, length = batches[0][0].shape
-        batches = ob.synthetic_text([target, source], length, num_batches=2 if config["quick"] else 25, batch_size=num_texts)
+        size, length = batches[0][0].shape
+        num_texts = size * (2 if config["quick"] else 25)
+        (written,) = ob.synthetic_text([target, source], length, num_batches=1, batch_size=num_texts)
+        batches = list(zip(*(part.split(size) for part in written), strict=True))
     line = ob.RandomPoint(loss, low=0.4, high=0.6)
     options: dict[str, Any] = {"example_inputs": batches[0][0][:2], "seed": 0}
     if method == "auto":
