@@ -28,12 +28,14 @@ METHODS = {
     "heads": "weight matching, those and maps inside heads (no data)",
     "wm-all": "weight matching, all kinds (no data)",
     "text-all": "activation matching on text that the networks write, all kinds (no data)",
+    "drawn-all": "activation matching on drawn images, all kinds (no data)",
     "am-all": "activation matching, all kinds",
     "stream+learned": "weight matching, rotations of the stream learned",
     "heads+learned": "weight matching, those and maps inside heads learned",
     "wm-all+learned": "weight matching, all kinds learned",
     "am-all+learned": "activation matching, all kinds learned",
     "text-all+learned": "the same on text that the networks write (no data)",
+    "drawn-all+learned": "the same on drawn images that the networks label (no data)",
 }
 _STREAM = {"orthogonal", "centred"}
 _PARTS = {"stream": _STREAM, "heads": _STREAM | {"linear", "rotary"}}
@@ -52,7 +54,7 @@ def configs(quick: bool) -> list[dict[str, Any]]:
         for network in (("gpt",) if quick else RECIPES)
         for pair in ((0, 1), (0, 2), (1, 2))[: 1 if quick else 3]
         for method in METHODS
-        if not method.startswith("text") or network != "vit"
+        if not method.startswith("text" if network == "vit" else "drawn")
     ] + [
         {"network": network, "seeds": [0, 1, 2], "method": THREE, "steps": 5 if quick else 1500, "quick": quick}
         for network in (("gpt",) if quick else RECIPES)
@@ -95,11 +97,14 @@ def _align(
         num_texts = size * (2 if config["quick"] else 25)
         (written,) = ob.synthetic_text([target, source], length, num_batches=1, batch_size=num_texts)
         batches = list(zip(*(part.split(size) for part in written), strict=True))
-    line = ob.RandomPoint(loss, low=0.4, high=0.6)
+    if method.startswith("drawn"):
+        images = batches[0][0]
+        batches = ob.synthetic_images([target, source], images.shape[1:], num_batches=100, batch_size=len(images))
+    line = ob.RandomPoint(nn.functional.cross_entropy if method.startswith("drawn") else loss, low=0.4, high=0.6)
     options: dict[str, Any] = {"example_inputs": batches[0][0][:2], "seed": 0}
     if method == "auto":
         return ob.align(source, to=target, objective=ob.Midpoint(loss), data=batches, **options)
-    if method.startswith(("am", "text")):
+    if method.startswith(("am", "text", "drawn")):
         options |= {"method": ob.ActivationMatching(num_batches=20), "data": batches}
     else:
         options["method"] = "weight-matching"

@@ -12,6 +12,7 @@ from onebasin.matching.merging import merge
 from onebasin.matching.methods import ActivationMatching, Exchange, Sinkhorn, StraightThrough, WeightMatching
 from onebasin.matching.scaling import Scaling
 from onebasin.matching.synthetic_data import synthetic_data
+from onebasin.matching.synthetic_images import synthetic_images
 from onebasin.matching.synthetic_text import synthetic_text
 from onebasin.operator import sinkhorn
 from onebasin.relaxation.assignment import assign
@@ -66,5 +67,6 @@ __all__ = [
     "sinkhorn",
     "symmetry",
     "synthetic_data",
+    "synthetic_images",
     "synthetic_text",
 ]

@@ -64,7 +64,7 @@ def synthetic_data(
         raise ValueError("synthetic data is made from at least one model")
     copies = [copy_model(model).requires_grad_(False) for model in models]
     first = next(copies[0].parameters())
-    counts = [_count_classes(model, first.new_zeros(2, *shape)) for model in copies]
+    counts = [count_classes(model, first.new_zeros(2, *shape)) for model in copies]
     if len(set(counts)) > 1:
         raise ValueError(f"the models have different numbers of classes: {', '.join(map(str, counts))}")
     seen = _Statistics(copies)
@@ -79,7 +79,12 @@ def synthetic_data(
     return batches
 
 
-def _count_classes(model: nn.Module, example: Tensor) -> int:
+def count_classes(model: nn.Module, example: Tensor) -> int:
+    """The number of scores that a classifier gives to each of two inputs.
+
+    Raises:
+        ValueError: if the model does not take such inputs, or is no classifier.
+    """
     try:
         with torch.no_grad():
             output = model(example)
