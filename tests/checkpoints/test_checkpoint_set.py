@@ -44,3 +44,13 @@ def test_what_does_not_fit_is_refused(tmp_path):
     torch.save(state, tmp_path / "b.pt")
     with pytest.raises(ValueError, match=r"'0.bias' of .*b.pt holds NaN or infinity"):
         open_models([tmp_path / "a.pt", tmp_path / "b.pt"], MODEL)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint16, torch.bool, torch.complex64])
+def test_codes_are_not_taken_for_weights(tmp_path, dtype):
+    state = make()[0].state_dict()
+    torch.save({**state, "1.num_batches_tracked": torch.tensor(1, dtype=torch.int32)}, tmp_path / "a.pt")
+    open_models([tmp_path / "a.pt"], MODEL)
+    torch.save({**state, "3.weight": torch.ones(2, 8).to(dtype)}, tmp_path / "b.pt")
+    with pytest.raises(ValueError, match=rf"'3.weight' in .*b.pt has the type {dtype}, and the model computes with"):
+        open_models([tmp_path / "a.pt", tmp_path / "b.pt"], MODEL)

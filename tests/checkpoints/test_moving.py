@@ -38,9 +38,10 @@ def test_adapter_folders_keep_their_configuration(tmp_path):
     back.write(tmp_path / "back")
     found = open_checkpoint(tmp_path / "back")
     assert all(torch.equal(found[key], value) for key, value in lora.items())
-    (tmp_path / "lora" / "adapter_config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"adapter_config.json is not a configuration"):
-        move_file(permutation, tmp_path / "lora")
+    for text in ("{", "[]", "[" * 100_000):
+        (tmp_path / "lora" / "adapter_config.json").write_text(text)
+        with pytest.raises(ValueError, match=r"adapter_config.json is not a configuration"):
+            move_file(permutation, tmp_path / "lora")
 
 
 @pytest.fixture

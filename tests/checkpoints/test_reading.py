@@ -8,6 +8,8 @@ from checkpoint_files import make, write_sharded
 from safetensors.torch import save_file
 
 from onebasin.checkpoints import open_checkpoint
+from onebasin.checkpoints.checkpoint import SAFETENSORS_TYPES
+from onebasin.checkpoints.reading import FileVersion
 
 
 class Payload:
@@ -66,6 +68,10 @@ def test_refusals(tmp_path):
     refuse(tmp_path / "sparse.pt", "'w' in .* is not a plain tensor")
     torch.save({3: torch.eye(2)}, tmp_path / "keys.pt")
     refuse(tmp_path / "keys.pt", "it has the key 3")
+    endless = [torch.eye(2)]
+    endless.append(endless)
+    torch.save({"w": torch.eye(2), "extra": endless}, tmp_path / "endless.pt")
+    refuse(tmp_path / "endless.pt", "is nested too deeply")
 
 
 def test_a_flipped_bit_in_a_torch_file_is_noticed(tmp_path):
@@ -87,6 +93,7 @@ def test_damaged_indices(tmp_path):
             open_checkpoint(folder)
 
     refuse_index("{", "is not an index of shards")
+    refuse_index("[" * 100_000 + "]" * 100_000, "is not an index of shards, or it is damaged: .* is nested too deeply")
     refuse_index([], "is not an index of shards")
     refuse_index({"weight_map": {}}, "must name files beside it")
     refuse_index({"weight_map": {"n": "../other.safetensors"}}, "must name files beside it")
@@ -97,3 +104,33 @@ def test_damaged_indices(tmp_path):
         {"weight_map": {**good["weight_map"], "more": "model-1.safetensors"}},
         "'more' in model-1.safetensors, which does not",
     )
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch", "shards"])
+def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path, kind):
+    path = make(kind, tmp_path)
+    checkpoint = open_checkpoint(path)
+    assert checkpoint["fc.weight"].shape == (2, 3)
+    for file in checkpoint.layout.files:
+        file.write_bytes(file.read_bytes()[:40])
+    with pytest.raises(ValueError, match="was changed while it was read"):
+        checkpoint.load()
+
+
+def test_a_file_that_becomes_shorter_at_the_wrong_time_is_noticed(tmp_path, monkeypatch):
+    path = make("safetensors", tmp_path)
+    checkpoint = open_checkpoint(path)
+    monkeypatch.setattr(FileVersion, "check", lambda version: path.write_bytes(path.read_bytes()[:-40]))
+    with pytest.raises(ValueError, match="became shorter while it was read"):
+        checkpoint.load()
+
+
+def test_every_type_of_safetensors_is_read(tmp_path):
+    for dtype in SAFETENSORS_TYPES.values():
+        tensors = {"w": torch.arange(24 * dtype.itemsize, dtype=torch.uint8).remainder(2).view(dtype).view(2, 3, 4)}
+        tensors |= {"none": tensors["w"][:0], "one": tensors["w"][0, 0, 0]}
+        save_file({name: value.clone() for name, value in tensors.items()}, tmp_path / "m.safetensors")
+        found = open_checkpoint(tmp_path / "m.safetensors").load()
+        for name, value in tensors.items():
+            assert (found[name].dtype, found[name].shape) == (dtype, value.shape)
+            assert torch.equal(found[name].reshape(-1).view(torch.uint8), value.reshape(-1).view(torch.uint8))

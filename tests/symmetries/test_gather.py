@@ -68,3 +68,24 @@ def test_gather_of_every_type(dtype, shape):
         moved = gather(source, indices)
         assert moved.dtype == dtype
         assert torch.equal(moved, tensor[p["a"]][:, p["b"]])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bool", "uint8", "int8", "int16", "uint16", "uint32", "uint64", "float16", "bfloat16", "complex32", "complex128",
+        "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu",
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_entries_of_every_type_move(name):
+    dtype = getattr(torch, name)
+    content = torch.randint(2 if dtype == torch.bool else 100, (6, 5 * dtype.itemsize), dtype=torch.uint8)
+    tensor, rows, columns = content.view(dtype), torch.randperm(6), torch.randperm(5)
+    for indices in ((rows, columns), (rows, None), (None, columns)):
+        moved = gather(tensor, indices)
+        assert moved.dtype == dtype
+        expected = content.view(6, 5, dtype.itemsize)
+        expected = expected if indices[0] is None else expected[rows]
+        expected = expected if indices[1] is None else expected[:, columns]
+        assert torch.equal(moved.view(torch.uint8), expected.reshape(6, -1))

@@ -35,7 +35,11 @@ def test_what_is_not_finite_is_named(value, lazy):
         check_finite({"the first": good, "the second": bad.lazily() if lazy else bad})
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float8_e4m3fn, torch.float16, torch.bfloat16, torch.float64, torch.complex32, torch.complex64],
+)
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
 def test_nan_is_found_in_every_type(dtype):
     check_finite({"a": read_state({"w": torch.ones(3).to(dtype)})})
     with pytest.raises(ValueError, match="'w' of a holds NaN or infinity"):

@@ -1,6 +1,9 @@
 """Files appear whole, or not at all."""
 
+import errno
+import json
 import os
+import resource
 import stat
 import threading
 
@@ -9,6 +12,8 @@ import torch
 
 from onebasin.tensors import files
 from onebasin.tensors.files import (
+    MAX_NESTING,
+    check_nesting,
     check_regular,
     check_replaceable,
     check_writable,
@@ -17,6 +22,7 @@ from onebasin.tensors.files import (
     save_tensors,
     write_atomically,
     write_folder_atomically,
+    write_torch,
 )
 
 
@@ -133,3 +139,45 @@ def test_only_files_with_an_end_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MAX_JSON_BYTES", 4)
     with pytest.raises(ValueError, match="is larger than"):
         read_json(tmp_path / "file")
+
+
+def nest(depth):
+    content = {}
+    for _ in range(depth):
+        content = {"inside": [content]}
+    return content
+
+
+def test_what_is_nested_too_deeply_is_refused(tmp_path):
+    (tmp_path / "file").write_text(json.dumps(nest(MAX_NESTING // 2 - 1)))
+    assert read_json(tmp_path / "file") == nest(MAX_NESTING // 2 - 1)
+    for text in (json.dumps(nest(MAX_NESTING // 2)), "[" * 100_000 + "]" * 100_000):
+        (tmp_path / "file").write_text(text)
+        with pytest.raises(ValueError, match="file is nested too deeply"):
+            read_json(tmp_path / "file")
+    endless = [[]]
+    endless[0] += [endless, endless]
+    with pytest.raises(ValueError, match="file is nested too deeply"):
+        check_nesting(endless, "file")
+    save_tensors(tmp_path / "tensors", {"w": torch.ones(2)}, {"groups": nest(MAX_NESTING)})
+    with pytest.raises(ValueError, match=r"the header of .*tensors was not written by onebasin: .* is nested too deeply"):
+        load_tensors(tmp_path / "tensors")
+
+
+def test_a_full_disk_is_an_error_of_the_file(tmp_path):
+    """A limit of the process stands for a full disk: writing fails in the middle."""
+    large = torch.zeros(100_000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        for write in (
+            lambda: save_tensors(tmp_path / "out", {"w": large}, {}),
+            lambda: write_atomically(tmp_path / "out", lambda file: write_torch(file, {"w": large})),
+            lambda: write_folder_atomically(tmp_path / "out", lambda folder: write_torch(folder / "a", {"w": large})),
+        ):
+            with pytest.raises(OSError, match="File too large") as caught:
+                write()
+            assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(tmp_path / "out"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from onebasin.checkpoints.architectures import Architecture, find_architecture
 from onebasin.checkpoints.checkpoint import Checkpoint
@@ -15,6 +15,7 @@ from onebasin.checkpoints.factories import SPECIFICATIONS
 from onebasin.checkpoints.reading import open_checkpoint
 from onebasin.checkpoints.tensor_names import check_finite, fit_names
 from onebasin.symmetries import Symmetry
+from onebasin.tensors.comparison import is_mixed
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def open_models(
         example_inputs: used if no shapes are given and the architecture has no example inputs of its own.
 
     Raises:
-        ValueError: if a checkpoint does not fit, or holds NaN or infinity.
+        ValueError: if a checkpoint does not fit, is quantised, or holds NaN or infinity.
     """
     opened = [path if isinstance(path, Checkpoint) else open_checkpoint(path) for path in paths]
     if specification is None:
@@ -99,7 +100,24 @@ def open_models(
     symmetry = architecture.symmetry(verify)
     shapes = architecture.shapes()
     checkpoints = tuple(fit_names(checkpoint, shapes, symmetry.ties, ignore) for checkpoint in opened)
+    for checkpoint in checkpoints:
+        _check_types(checkpoint, shapes)
     check_finite(*checkpoints)
     for checkpoint in checkpoints:
         symmetry.bind(checkpoint)
     return CheckpointSet(architecture, symmetry, checkpoints)
+
+
+def _check_types(checkpoint: Checkpoint, shapes: Mapping[str, Tensor]) -> None:
+    """Refuse codes in place of numbers: a module would take them for weights, and a merge would not average them."""
+    for key, value in checkpoint.shapes.items():
+        expected = shapes[key]
+        if is_mixed(expected) and (value.is_floating_point(), value.is_complex()) != (
+            expected.is_floating_point(),
+            expected.is_complex(),
+        ):
+            raise ValueError(
+                f"{checkpoint.names[key]!r} in {checkpoint.path} has the type {value.dtype}, and the model computes with "
+                f"{expected.dtype}: such weights can be moved by a saved permutation (onebasin apply), and must be "
+                "converted for all else"
+            )

@@ -148,7 +148,7 @@ def _fill_in(content: dict[str, Any]) -> dict[str, Any]:
 def _read_mapping(file: Path, what: str) -> dict[str, Any]:
     try:
         content = read_json(file)
-    except (ValueError, OSError, RecursionError):
+    except (ValueError, OSError):
         content = None
     if not isinstance(content, dict):
         raise ValueError(f"{file} is not a {what}, or it is damaged")

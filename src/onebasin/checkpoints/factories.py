@@ -134,7 +134,7 @@ def _find_in_folder(path: Path, num_tensors: int | None) -> Factory:
     try:
         content = read_json(file)
         assert isinstance(content, dict)
-    except (ValueError, OSError, AssertionError, RecursionError):
+    except (ValueError, OSError, AssertionError):
         raise ValueError(f"{file} is not a configuration, or it is damaged") from None
     content = make_plain(content, file)
     check_layer_counts(content, file, num_tensors)

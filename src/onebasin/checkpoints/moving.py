@@ -21,7 +21,7 @@ from onebasin.checkpoints.reading import load_plain, open_checkpoint
 from onebasin.checkpoints.tensor_names import check_finite, fit_names
 from onebasin.checkpoints.writing import check_output, write_checkpoint
 from onebasin.symmetries import Permutation, Transform
-from onebasin.tensors.files import check_writable, read_json, write_atomically
+from onebasin.tensors.files import check_writable, read_json, write_atomically, write_torch
 from onebasin.tensors.progress import Progress
 from onebasin.tensors.states import LazyState
 
@@ -144,7 +144,7 @@ class _MovedOptimizer(MovedFile):
 
     def write(self, out: Path, force: bool = False, progress: Progress | None = None) -> None:
         self.check(out, force)
-        write_atomically(out, lambda file: torch.save(_copy_tensors(self.content), file))
+        write_atomically(out, lambda file: write_torch(file, _copy_tensors(self.content)))
 
 
 def _copy_tensors(value: Any) -> Any:

@@ -6,9 +6,11 @@ tensors and plain containers.
 
 from __future__ import annotations
 
+import json
 import os
 import zipfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor
 
 from onebasin.checkpoints.checkpoint import SAFETENSORS_TYPES, TORCH_ENDINGS, WEIGHT_FILES, Checkpoint, FileLayout
-from onebasin.tensors.files import check_regular, import_safetensors, read_json
+from onebasin.tensors.files import check_nesting, check_regular, import_safetensors, read_json
 
 _CONTAINERS = ("state_dict", "model_state_dict", "model", "module", "net", "ema")
 """Entries of a PyTorch file in which a state dict is looked for."""
@@ -79,7 +81,7 @@ def _open_shards(path: Path, index: Path) -> Checkpoint:
         weight_map = read_json(index)["weight_map"]
         names = sorted(set(weight_map.values()))
         valid = bool(names) and all(isinstance(name, str) and Path(name).name == name for name in names)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{index} is not an index of shards, or it is damaged: {_first_sentence(error)}") from None
     if not valid:
         raise ValueError(f"{index} is not an index of shards: its weight_map must name files beside it")
@@ -104,12 +106,13 @@ def _open_shards(path: Path, index: Path) -> Checkpoint:
 
 
 def _open_safetensors(path: Path, file: Path) -> Checkpoint:
-    safetensors = import_safetensors()
+    safetensors, version = import_safetensors(), FileVersion.of(file)
     try:
         with safetensors.safe_open(file, framework="pt") as opened:
             metadata = opened.metadata() or {}
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
             found = {name: (value.get_dtype(), value.get_shape()) for name, value in slices.items()}
+        starts = _find_starts(file)
     except Exception as error:  # the library raises an exception of its own, and built-in ones for some kinds of damage
         raise ValueError(f"{file} is not a safetensors file, or it is damaged: {_first_sentence(error)}") from None
     for name, (dtype, _) in found.items():
@@ -122,15 +125,56 @@ def _open_safetensors(path: Path, file: Path) -> Checkpoint:
     }
 
     def read(name: str) -> Tensor:
-        # The file is opened again for each tensor, so that it is mapped only as long as the tensor lives.
-        with safetensors.safe_open(file, framework="pt") as opened:
-            return opened.get_tensor(name)
+        version.check()
+        return _read_tensor(file, starts[name], shapes[name])
 
     return Checkpoint(shapes, read, FileLayout(path, {file: tuple(shapes)}, metadata={file: metadata}))
 
 
+def _find_starts(file: Path) -> dict[str, int]:
+    """Where in a safetensors file each tensor begins: behind the length of the header and the header."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(length))
+    return {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"}
+
+
+def _read_tensor(file: Path, start: int, shape: Tensor) -> Tensor:
+    """One tensor, copied: a tensor in a mapped file would end the process if the file became shorter."""
+    content = torch.empty(shape.nbytes, dtype=torch.uint8)
+    with file.open("rb") as stream:
+        stream.seek(start)
+        if stream.readinto(content.numpy().data) < len(content):
+            raise ValueError(f"{file} became shorter while it was read")
+    return content.view(shape.dtype).reshape(shape.shape)
+
+
+@dataclass(frozen=True)
+class FileVersion:
+    """What tells whether a file has been changed since it was opened."""
+
+    file: Path
+    num_bytes: int
+    time: int
+
+    @classmethod
+    def of(cls, file: Path) -> FileVersion:
+        """The present one."""
+        status = file.stat()
+        return cls(file, status.st_size, status.st_mtime_ns)
+
+    def check(self) -> None:
+        """Refuse to read on in another version.
+
+        Raises:
+            ValueError: if the file has been changed.
+        """
+        if FileVersion.of(self.file) != self:
+            raise ValueError(f"{self.file} was changed while it was read")
+
+
 def _open_torch(path: Path, file: Path) -> Checkpoint:
-    content = load_plain(file)
+    version, content = FileVersion.of(file), load_plain(file)
     state, container, notes = _find_state(content, file)
     tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
     extras = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
@@ -141,7 +185,12 @@ def _open_torch(path: Path, file: Path) -> Checkpoint:
             raise ValueError(f"{key!r} in {file} is not a plain tensor but {value.layout}, {value.dtype}")
     shapes = {key: value.detach().to("meta") for key, value in tensors.items()}
     layout = FileLayout(path, {file: tuple(shapes)}, container=container, extras=extras)
-    return Checkpoint(shapes, lambda key: tensors[key].detach(), layout, notes=notes)
+
+    def read(key: str) -> Tensor:
+        version.check()  # it is mapped
+        return tensors[key].detach()
+
+    return Checkpoint(shapes, read, layout, notes=notes)
 
 
 def load_plain(file: Path) -> Any:
@@ -158,7 +207,7 @@ def load_plain(file: Path) -> Any:
                 damaged = archive.testzip()
             if damaged is not None:
                 raise ValueError(f"the checksum of {damaged} in it is wrong")
-        return torch.load(file, map_location="cpu", weights_only=True, mmap=True if is_zip else None)
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True if is_zip else None)
     except Exception as error:  # its type depends on where the damage is
         reason = str(error)
         if "weights_only" in reason or "Unsupported" in reason:
@@ -167,6 +216,9 @@ def load_plain(file: Path) -> Any:
                 "save model.state_dict() in it"
             ) from None
         raise ValueError(f"{file} is not a PyTorch file, or it is damaged: {_first_sentence(error)}") from None
+    if isinstance(content, Mapping):
+        check_nesting(content, file)
+    return content
 
 
 def _find_state(content: Any, file: Path) -> tuple[Mapping[Any, Any], str, tuple[str, ...]]:

@@ -16,7 +16,14 @@ from torch import Tensor
 from onebasin.checkpoints.checkpoint import SAFETENSORS_TYPES, TORCH_ENDINGS, Checkpoint
 from onebasin.checkpoints.companion_files import copy_companion, find_companions
 from onebasin.checkpoints.input_protection import check_apart
-from onebasin.tensors.files import check_replaceable, check_writable, read_json, write_atomically, write_folder_atomically
+from onebasin.tensors.files import (
+    check_replaceable,
+    check_writable,
+    read_json,
+    write_atomically,
+    write_folder_atomically,
+    write_torch,
+)
 from onebasin.tensors.progress import Progress
 from onebasin.tensors.states import LazyState, State, read_state
 
@@ -192,4 +199,4 @@ def _write_torch(file: Path, tensors: LazyState, like: Checkpoint) -> None:
         name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()
     }
     state.update(like.layout.extras)
-    torch.save({like.layout.container: state} if like.layout.container else state, file)
+    write_torch(file, {like.layout.container: state} if like.layout.container else state)

@@ -9,6 +9,8 @@ from torch import Tensor
 _TILE_BYTES = 1 << 19  # a tile should stay in the cache between its two gathers
 _THREAD_BYTES = 1 << 21  # to start a thread takes as long as to move this much
 _SHORT_RUN_BYTES = 16  # below, tiles are faster than one gather over a flattened view
+_MOVED_AS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""Types that PyTorch does not gather, and others of the same size that it does."""
 
 
 def gather(tensor: Tensor, indices: tuple[Tensor | None, ...]) -> Tensor:
@@ -22,6 +24,8 @@ def gather(tensor: Tensor, indices: tuple[Tensor | None, ...]) -> Tensor:
         return tensor
     if tensor.is_meta:
         return torch.empty_like(tensor)
+    if tensor.dtype in _MOVED_AS:
+        return gather(tensor.view(_MOVED_AS[tensor.dtype]), indices).view(tensor.dtype)
     spanned = [d for i in indices if i is not None and i.dim() > 1 for d, n in enumerate(i.shape) if n > 1]
     leading = [
         torch.arange(n, device=tensor.device) if index is None else index

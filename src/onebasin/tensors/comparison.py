@@ -55,7 +55,7 @@ def check_finite(states: Mapping[str, State]) -> None:
     sums: list[tuple[str, str, Tensor]] = []
     for name, state in states.items():
         for key, shape in state.shapes.items():
-            if shape.is_floating_point():
+            if is_mixed(shape):
                 value = state[key]
                 if value.is_meta:
                     raise ValueError(f"{name} is on the meta device: it has no values")
@@ -69,7 +69,8 @@ def check_finite(states: Mapping[str, State]) -> None:
 
 
 def _widen(value: Tensor) -> Tensor:
-    """In a type that PyTorch computes in: it has no sums of float8 tensors."""
+    """In a type that PyTorch computes in: it has no sums of float8 and of complex numbers of two half precision ones."""
+    value = torch.view_as_real(value) if value.is_complex() else value
     return value.float() if value.itemsize < 2 else value
 
 

@@ -10,10 +10,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 MAX_JSON_BYTES = 2**26
 """The largest configuration or index that is read, 67 MB: the largest indices have a fifth of that."""
+MAX_NESTING = 64
+"""The most containers within one another that are read: functions that walk through them call themselves at each level."""
 
 
 def check_writable(target: Path, force: bool = False, folder: bool = False) -> None:
@@ -59,27 +62,82 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
     Raises:
         OSError: if it cannot be read.
-        ValueError: if it is not a file, not JSON, or larger than `MAX_JSON_BYTES`.
+        ValueError: if it is not a file, not JSON, larger than `MAX_JSON_BYTES`, or nested too deeply.
     """
     check_regular(path)
     with open(path, "rb") as stream:
         content = stream.read(MAX_JSON_BYTES + 1)
     if len(content) > MAX_JSON_BYTES:
         raise ValueError(f"{path} is larger than {MAX_JSON_BYTES / 1e6:.0f} MB")
-    return json.loads(content)
+    return _parse_json(content, path)
+
+
+def _parse_json(content: str | bytes, path: str | os.PathLike[str]) -> Any:
+    try:
+        parsed = json.loads(content)
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply") from None
+    check_nesting(parsed, path)
+    return parsed
+
+
+def check_nesting(content: Any, path: str | os.PathLike[str]) -> None:
+    """Refuse what was read from a file if its containers lie too deeply within one another, or one within itself.
+
+    Raises:
+        ValueError: if there are more than `MAX_NESTING` levels.
+    """
+    level = {0: [content]}
+    for _ in range(MAX_NESTING + 1):
+        inside = [entry for part in level.values() for entry in (part.values() if isinstance(part, Mapping) else part)]
+        level = {id(entry): entry for entry in inside if isinstance(entry, Mapping | list | tuple | set)}
+        if not level:
+            return
+    raise ValueError(f"{path} is nested too deeply: more than {MAX_NESTING} levels")
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:
-    """Call `write` on a temporary file beside `path`, then rename it: a killed run leaves no half file."""
+    """Call `write` on a temporary file beside `path`, then rename it: a killed run leaves no half file.
+
+    Raises:
+        OSError: naming `path`, if the disk is full or the like.
+    """
     target = Path(path)
     check_writable(target, force=True)
     temporary = _choose_temporary(target)
     try:
         temporary.touch(exist_ok=False)  # with the permissions of an ordinary file, which `tempfile` does not give
-        write(temporary)
+        with _name_in_errors(target):
+            write(temporary)
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _name_in_errors(target: Path) -> Iterator[None]:
+    """Errors of writing to an open file, such as a full disk, do not tell its name."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(target)) from error
+
+
+def write_torch(file: Path, content: Any) -> None:
+    """Write PyTorch's format.
+
+    Raises:
+        OSError: if it cannot be written, where PyTorch itself raises a RuntimeError that tells nothing.
+    """
+    try:
+        with file.open("wb") as stream:
+            torch.save(content, stream)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def check_replaceable(folder: Path, names: Collection[str]) -> None:
@@ -113,7 +171,8 @@ def write_folder_atomically(
     aside = temporary.with_suffix(".old")
     try:
         temporary.mkdir()
-        write(temporary)
+        with _name_in_errors(target):
+            write(temporary)
         if target.exists():
             check_replaceable(target, {*(entry.name for entry in temporary.iterdir()), *further})
             target.rename(aside)
@@ -135,7 +194,8 @@ def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], he
     safetensors = import_safetensors()
     metadata = {key: json.dumps(value) for key, value in header.items()}
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, lambda file: safetensors.torch.save_file(plain, file, metadata=metadata))
+    # The library's own writer reports a full disk by an exception of its own.
+    write_atomically(path, lambda file: file.write_bytes(safetensors.torch.save(plain, metadata=metadata)))
 
 
 def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -171,8 +231,8 @@ def _open_tensors(path: str | os.PathLike[str]) -> Iterator[Any]:
 
 def _read_header(path: str | os.PathLike[str], metadata: Mapping[str, str] | None) -> dict[str, Any]:
     try:
-        return {key: json.loads(value) for key, value in (metadata or {}).items()}
-    except json.JSONDecodeError as error:
+        return {key: _parse_json(value, path) for key, value in (metadata or {}).items()}
+    except ValueError as error:
         raise ValueError(f"the header of {path} was not written by onebasin: {error}") from error
 
 

@@ -1,0 +1,107 @@
+"""Unusual types, deep nesting, full disks and files that change are told in one sentence; they are no error of ours."""
+
+import resource
+
+import pytest
+import torch
+from cli_files import MLP, digest, load
+from cli_networks import make_mlp
+from safetensors.torch import save_file
+
+import onebasin as ob
+from onebasin.checkpoints.reading import FileVersion
+
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize("name", ["int8", "uint16", "bool", "complex64", "float8_e4m3fn", "float8_e8m0fnu"])
+@pytest.mark.parametrize("ending", ["safetensors", "pt"])
+def test_weights_of_every_type_are_moved(onebasin, folder, name, ending):
+    dtype, state = getattr(torch, name), load(folder / "a.safetensors")
+    for key in ("1.weight", "3.weight", "5.weight"):
+        codes = torch.randint(2, (len(state[key]), state[key][0].numel() * dtype.itemsize), dtype=torch.uint8)
+        state[key] = codes.view(dtype).view_as(state[key])
+    torch.save(state, folder / "q.pt") if ending == "pt" else save_file(state, folder / "q.safetensors")
+    assert onebasin("apply", "p.safetensors", f"q.{ending}", "-o", f"moved.{ending}").code == 0
+    moved, wide = load(folder / f"moved.{ending}"), ob.Permutation.load(folder / "p.safetensors")
+    for key, value in state.items():
+        expected = wide.move(value.to(torch.complex128), wide.symmetry.layouts[key])
+        assert moved[key].dtype == value.dtype
+        assert torch.equal(moved[key].to(torch.complex128), expected)
+
+
+@pytest.mark.parametrize("command", ["align", "merge", "canonical", "verify"])
+def test_integers_are_not_computed_with(onebasin, folder, command):
+    state = load(folder / "a.safetensors")
+    save_file({**state, "3.weight": (100 * state["3.weight"]).to(torch.int8)}, folder / "q.safetensors")
+    before = digest(folder)
+    files = ("q.safetensors",) if command == "canonical" else ("q.safetensors", "b.pt")
+    ran = onebasin(command, *files, *MLP, *(() if command == "verify" else ("-o", "out.safetensors")))
+    assert ran.code == 3
+    assert "'3.weight' in q.safetensors has the type torch.int8, and the model computes with torch.float32" in ran.err
+    assert digest(folder) == before
+
+
+def test_deep_nesting_is_refused(onebasin, folder):
+    for name in ("config.json", "adapter_config.json", "model.safetensors.index.json"):
+        (folder / name).write_text(DEEP)
+    save_file({"3.lora_A.weight": torch.ones(2, 12)}, folder / "lora.safetensors")
+    endless = []
+    endless.append(endless)
+    torch.save({**load(folder / "b.pt"), "extra": endless}, folder / "endless.pt")
+    before = digest(folder)
+    for arguments in (
+        ("inspect", "config.json"),
+        ("apply", "p.safetensors", "lora.safetensors", "-o", "out.safetensors"),
+        ("apply", "p.safetensors", "model.safetensors.index.json", "-o", "out"),
+        ("apply", "p.safetensors", "endless.pt", "-o", "out.pt"),
+    ):
+        ran = onebasin(*arguments)
+        assert ran.code == 3
+        assert "nested too deeply" in ran.err or "is not a configuration, or it is damaged" in ran.err
+    assert digest(folder) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("apply", "p.safetensors", "a.safetensors", "-o", "out.safetensors"),
+        ("apply", "p.safetensors", "a.safetensors", "-o", "out.pt"),
+        ("apply", "p.safetensors", "adam.pt", "-o", "out.pt"),
+        ("align", "a.safetensors", "b.pt", "-o", "out.pt", *MLP),
+    ],
+)
+def test_a_disk_that_fills_up_is_told(onebasin, folder, arguments):
+    model = make_mlp()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 1, 8, 8)).sum().backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), folder / "adam.pt")
+    before = digest(folder)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))  # stands for a disk with little space
+    try:
+        ran = onebasin(*arguments)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert ran.code == 3
+    assert ran.err.splitlines()[-1] == f"error: {arguments[arguments.index('-o') + 1]}: File too large"
+    assert digest(folder) == before
+
+
+def test_an_input_that_shrinks_is_told(onebasin, folder, monkeypatch):
+    for name in ("a.safetensors", "b.pt"):
+        content = (folder / name).read_bytes()
+        check = FileVersion.check
+
+        def shrink(version, check=check, content=content):
+            version.file.write_bytes(content[:500])
+            check(version)
+
+        monkeypatch.setattr(FileVersion, "check", shrink)
+        ran = onebasin("apply", "p.safetensors", name, "-o", "out.pt")
+        monkeypatch.undo()
+        monkeypatch.chdir(folder)
+        assert ran.code == 3
+        assert f"{name} was changed while it was read" in ran.err
+    assert not (folder / "out.pt").exists()
