@@ -1,5 +1,8 @@
 """onebasin: bring independently trained neural networks into one basin of the loss landscape."""
 
+from onebasin import startup  # noqa: F401 - the first import, as it prepares the process of the command for all others
+
+# isort: split
 from importlib import metadata
 
 from onebasin import continual

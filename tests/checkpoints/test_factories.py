@@ -1,4 +1,5 @@
 import json
+import sys
 
 import pytest
 import torch
@@ -77,6 +78,16 @@ def test_refusals(factories, specification, message):
 def test_a_factory_that_fails_is_told_of(factories):
     with pytest.raises(ValueError, match=r"their_factories:broken failed: RuntimeError: out of order"):
         find_architecture(f"{factories}:broken", ["1,4"])
+
+
+def test_installed_modules_come_before_those_of_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "their_own_nets.py").write_text(FACTORIES)
+    (tmp_path / "scipy.py").write_text(FACTORIES)
+    assert find_architecture("their_own_nets:make", ["1,4"]).shapes()["0.weight"].shape == (8, 4)
+    with pytest.raises(ValueError, match=r"cannot import scipy:make: .* comes before scipy.py in the working folder"):
+        find_architecture("scipy:make", ["1,4"])
 
 
 def test_torchvision():

@@ -1,14 +1,8 @@
 import io
-import json
 
 import pytest
 
 console = pytest.importorskip("onebasin.cli.console")
-
-
-def test_json_has_no_infinity(capsys):
-    console.Output(as_json=True).finish({"a": float("inf"), "b": (1.5, float("nan")), "c": None})
-    assert json.loads(capsys.readouterr().out) == {"a": None, "b": [1.5, None], "c": None}
 
 
 def test_one_bar_shows_each_part_of_the_work(monkeypatch):

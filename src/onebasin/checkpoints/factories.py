@@ -72,20 +72,37 @@ def find_factory(specification: str, num_tensors: int | None = None) -> Factory:
 
 
 def import_object(package: str, name: str) -> Any:
-    """The object ``package:name``; modules in the working folder are found as well.
+    """The object ``package:name``. Modules in the working folder are found as well, unless an installed one has the name.
 
     Raises:
         ValueError: if it cannot be imported.
     """
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+        sys.path.append(str(Path.cwd()))  # at the end: a file there must not take the place of a library
     try:
         found: Any = importlib.import_module(package)
         for part in name.split("."):
             found = getattr(found, part)
-    except Exception as error:
-        raise ValueError(f"cannot import {package}:{name}: {type(error).__name__}: {_first_line(error)}") from error
+    except (Exception, SystemExit) as error:
+        hint = _explain_hidden(package.partition(".")[0])
+        raise ValueError(f"cannot import {package}:{name}: {describe_call_error(error)}{hint}") from error
     return found
+
+
+def _explain_hidden(module: str) -> str:
+    """That a module of the working folder is not found because of an installed one, or nothing."""
+    loaded = getattr(sys.modules.get(module), "__file__", None)
+    for own in (Path(f"{module}.py"), Path(module, "__init__.py")):
+        if own.is_file() and loaded is not None and not own.samefile(loaded):
+            return f" ({loaded} comes before {own} in the working folder: rename that)"
+    return ""
+
+
+def describe_call_error(error: BaseException) -> str:
+    """What code of the user raised, on one line."""
+    if isinstance(error, SystemExit):
+        return f"it called sys.exit({error.code!r})"
+    return f"{type(error).__name__}: {_first_line(error)}"
 
 
 def _find_function(package: str, name: str) -> Factory:
@@ -97,11 +114,11 @@ def _find_function(package: str, name: str) -> Factory:
     def call() -> tuple[nn.Module, Any]:
         try:
             made = factory()
-        except Exception as error:
-            if torch.empty(0).is_meta:  # `build_on_meta` catches it and tries again with memory
-                raise
+        except (Exception, SystemExit) as error:
+            if isinstance(error, Exception) and torch.empty(0).is_meta:
+                raise  # `build_on_meta` catches it and tries again with memory
             what = "cannot be called without arguments" if isinstance(error, TypeError) else "failed"
-            raise ValueError(f"{package}:{name} {what}: {type(error).__name__}: {error}") from error
+            raise ValueError(f"{package}:{name} {what}: {describe_call_error(error)}") from error
         model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
         if not isinstance(model, nn.Module):
             raise ValueError(f"{package}:{name} returned a {type(model).__name__}, not a torch.nn.Module")

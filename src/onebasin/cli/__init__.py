@@ -7,9 +7,13 @@ value does not fit, with one sentence on standard error; 70 an error of ours; 13
 import importlib
 import sys
 
+from onebasin.cli.standard_output import close_standard_output
+from onebasin.startup import INTERRUPTED, end_on_interrupt
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; exits with its code."""
+    end_on_interrupt()
     # Imported here and by name: without the extra, `onebasin.cli.app` cannot be imported, and the command should say so in
     # one sentence. Everything else imports at the top of its file.
     try:
@@ -19,4 +23,11 @@ def main(arguments: list[str] | None = None) -> None:
         print("the command line needs typer and rich: pip install 'onebasin[cli]'", file=sys.stderr)
         raise SystemExit(2) from None
     app = importlib.import_module("onebasin.cli.app")
-    raise SystemExit(app.run(sys.argv[1:] if arguments is None else arguments))
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = app.run(words)
+    except KeyboardInterrupt:  # a second one, while the first was dealt with
+        code = INTERRUPTED
+    if "--json" in words:
+        close_standard_output()
+    raise SystemExit(code)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import shutil
 import signal
@@ -23,8 +23,10 @@ from onebasin.cli.commands.inspect import inspect
 from onebasin.cli.commands.merge import merge
 from onebasin.cli.commands.verify import verify
 from onebasin.cli.console import escape_controls, make_console, remember_arguments, wants_json
+from onebasin.cli.standard_output import reserved_for_result, set_result
+from onebasin.startup import INTERRUPTED, INTERRUPTION, raise_on_interrupt
 
-REFUSED, INTERNAL, INTERRUPTED = 3, 70, 130
+REFUSED, INTERNAL = 3, 70
 
 _HELP = """Bring independently trained neural networks into one basin of the loss landscape, from their checkpoints.
 
@@ -68,6 +70,12 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 def run(arguments: list[str]) -> int:
     """Run a command line and return its exit code; an error is one sentence on standard error."""
     remember_arguments(arguments)
+    raise_on_interrupt()
+    with reserved_for_result() if wants_json() else contextlib.nullcontext():
+        return _run(arguments)
+
+
+def _run(arguments: list[str]) -> int:
     previous = signal.signal(signal.SIGTERM, _interrupt)  # so that temporary files are removed
     try:
         with warnings.catch_warnings():
@@ -80,12 +88,14 @@ def run(arguments: list[str]) -> int:
     except typer.Exit as error:
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted; no output was left incomplete", INTERRUPTED)
+        return _fail(INTERRUPTION, INTERRUPTED)
+    except SystemExit as error:
+        return _fail(f"the code of a model, its data or its loss called sys.exit({error.code!r})", REFUSED)
     except (ValueError, TypeError, OSError, ImportError, MemoryError) as error:
         if os.environ.get("ONEBASIN_TRACEBACK"):
             raise
         return _fail(_describe(error), REFUSED)
-    except Exception as error:
+    except BaseException as error:  # libraries in Rust raise such ones that are no Exception
         if isinstance(error, RuntimeError) and "memory" in str(error):
             return _fail(f"there is not enough memory: {str(error).splitlines()[0]}", REFUSED)
         return _fail_unexpectedly(error)
@@ -93,7 +103,7 @@ def run(arguments: list[str]) -> int:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _fail_unexpectedly(error: Exception) -> int:
+def _fail_unexpectedly(error: BaseException) -> int:
     message = getattr(error, "format_message", None)  # click's exceptions have it; typer does not export their class
     if message is not None:
         command = getattr(getattr(error, "ctx", None), "command_path", "onebasin")
@@ -120,7 +130,7 @@ def _fail(text: str, code: int) -> int:
     shown = escape_controls(text.strip())  # one line, whatever is in the name of a file
     make_console(stderr=True).print(Text.assemble(("error: ", "bold red"), shown), soft_wrap=True)
     if wants_json():
-        print(json.dumps({"error": text, "code": code}))
+        set_result({"error": text, "code": code})
     return code
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import shlex
 import unicodedata
 from collections.abc import Iterator, Mapping
@@ -17,6 +15,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from onebasin.cli.standard_output import set_result
 from onebasin.tensors.progress import Progress
 
 _arguments: list[str] = []
@@ -107,9 +106,9 @@ class Output:
         self.show(grid)
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Print the whole result as JSON, if the user asked for that."""
+        """The whole result, which is printed as JSON if the user asked for that."""
         if self.as_json:
-            print(json.dumps(_to_json(result)))
+            set_result(result)
 
     @contextlib.contextmanager
     def status(self, text: str) -> Iterator[None]:
@@ -135,14 +134,3 @@ class Output:
                 bar.update(task, completed=done, total=total)
 
             yield report
-
-
-def _to_json(value: Any) -> Any:
-    """The same with types that JSON has: NaN and infinity become null."""
-    if isinstance(value, Mapping):
-        return {str(key): _to_json(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_json(entry) for entry in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if isinstance(value, str | int | bool | None) else str(value)

@@ -15,7 +15,7 @@ import typer
 import onebasin as ob
 from onebasin.checkpoints import Checkpoint, CheckpointSet, open_checkpoint, open_models
 from onebasin.checkpoints.configurations import check_differences, find_differences
-from onebasin.checkpoints.factories import import_object
+from onebasin.checkpoints.factories import describe_call_error, import_object
 from onebasin.cli.console import Output
 from onebasin.datasets import digits
 from onebasin.landscape.batches import check_data, take_example
@@ -82,8 +82,8 @@ def read_data(name: str | None, split: Literal["train", "test"]) -> Any:
     function = _import_function(name, "--data")
     try:
         data = function()
-    except Exception as error:
-        raise ValueError(f"{name} failed: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{name} failed: {describe_call_error(error)}") from error
     return check_data(data)
 
 
