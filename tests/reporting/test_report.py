@@ -12,6 +12,7 @@ import onebasin as ob
 from onebasin.landscape.paths import LinearPath
 from onebasin.reporting.figures import matrix_png
 from onebasin.reporting.report import Report, render
+from onebasin.tensors.distances import LayerDistance
 
 VOID = {"meta", "img", "line", "path", "use", "rect", "wbr"}
 WEIGHTS = [0, 0.25, 0.5, 0.75, 1]
@@ -170,6 +171,44 @@ def test_a_merge_has_several_permutations():
     assert "moved in b.pt moved in c.pt" in page.text
     assert "h 3 3 0 w[0]" in page.text
     assert len(page.values("src")) == 2
+
+
+def test_averages_are_lines_with_a_legend():
+    pytest.importorskip("matplotlib")
+    averages = {"the merge": {"loss": 0.25, "accuracy": 0.875}, "without alignment": {"loss": 3.125}}
+    plain = Report("t", paths={"a to b": NAIVE, "a to c": ALIGNED}, ends=("start", "end"))
+    page = Page(render(replace(plain, averages=averages)))
+    assert "the merge 0.2500 0.8750" in page.text
+    assert "without alignment 3.125" in page.text
+    assert "loss at start" in page.text
+    assert "loss at A" not in page.text
+    strokes = [Page(render(report)).values("style") for report in (plain, replace(plain, averages=averages))]
+    lines = [sum("stroke-width: 1.2" in style for style in found) for found in strokes]
+    assert lines[1] - lines[0] == 3  # two in the picture of the loss, one in that of the accuracy
+
+
+def test_distances_by_layer_before_and_after():
+    distances = {"b.pt": {"fc.1": LayerDistance(1.5, 0.75), "fc.2": LayerDistance(math.nan, 0.5)}}
+    page = Page(render(Report("t", distances=distances)))
+    assert "Distance by layer of b.pt" in page.text
+    assert "1.500 0.7500" in page.text.replace("fc. 1", "")
+    widths = [float(attributes["width"]) for tag, attributes in page.tags if tag == "rect"]
+    assert widths == pytest.approx([100, 50, 0, 100 / 3], abs=0.01)
+    assert "distance" not in render(Report("t", distances={"b.pt": {}})).lower()
+
+
+def test_on_a_phone_every_cell_has_its_heading():
+    pytest.importorskip("matplotlib")
+    page = Page(render(Report("t", paths={"p": NAIVE})))
+    assert [label for label in page.values("data-label") if "half way" in label] == ["loss half way", "accuracy half way"]
+    narrow = render(Report("t")).partition("@media (max-width")[2]
+    assert "attr(data-label)" in narrow
+
+
+def test_words_hold_in_light_and_dark():
+    symmetry = ob.Symmetry.from_axes({"w": "h i"}, ["h"]).bind({"w": torch.zeros(3, 2)})
+    text = Page(render(Report("t", permutation=symmetry.identity()))).text.lower()
+    assert not re.search("dark|light|black|white|grey|colou?r", text)
 
 
 def test_long_values_stand_in_rows():

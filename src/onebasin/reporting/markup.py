@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Sequence
 
 from onebasin.plots.style import COLORS, GREY, line_style
@@ -49,14 +50,31 @@ def axes_list(names: Sequence[str]) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], classes: Sequence[str], what: str = "") -> str:
-    """A table that scrolls in a box of its own; folded if `what` its rows are is given and there are many."""
+    """A table that scrolls in a box of its own; folded if `what` its rows are is given and there are many.
+
+    On a narrow screen each row is a list of its cells, which are shown with their headings.
+    """
     head = "".join(f"<th scope='col' class='{c}'>{escape(h)}</th>" for h, c in zip(header, classes, strict=True))
     body = "".join(
-        "<tr>" + "".join(f"<td class='{c}'>{cell}</td>" for cell, c in zip(row, classes, strict=True)) + "</tr>\n"
-        for row in rows
+        "<tr>" + "".join(_cell(*parts) for parts in zip(row, header, classes, strict=True)) + "</tr>\n" for row in rows
     )
     text = f"<div class='scroll' tabindex='0'><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>"
     return fold(f"All {len(rows)} {what}", text) if what and len(rows) > _OPEN_ROWS else text
+
+
+def _cell(content: str, heading: str, kind: str) -> str:
+    label = f" data-label='{escape(heading)}'" if heading else ""
+    return f"<td class='{kind}'{label}>{content}</td>"
+
+
+def bars(first: float, second: float) -> str:
+    """Two bars, one above the other; lengths are between zero and one."""
+    lengths = [100 * value if math.isfinite(value) else 0.0 for value in (first, second)]
+    shapes = "".join(
+        f'<rect x="0" y="{y}" width="{length:.2f}" height="5" fill="var(--line-{color})"/>'
+        for y, length, color in zip((1, 8), lengths, ("grey", 0), strict=True)
+    )
+    return f'<svg viewBox="0 0 100 14" preserveAspectRatio="none" aria-hidden="true">{shapes}</svg>'
 
 
 def figure(caption: str, picture: str) -> str:

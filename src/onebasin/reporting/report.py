@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata, resources
 
@@ -19,6 +20,7 @@ from onebasin.reporting.figures import matrix_png, themed_svg
 from onebasin.symmetries import Group, Permutation, Symmetry
 from onebasin.symmetries.describe import pin_reasons, places
 from onebasin.symmetries.layout import Factor, Product
+from onebasin.tensors.distances import LayerDistance
 from onebasin.tensors.files import write_atomically
 
 _FIGURE_SIZE = (4.4, 2.9)
@@ -39,6 +41,9 @@ class Report:
         paths: by name, shown as curves. The others are compared with the first one.
         facts: further numbers, as label and value.
         permutations: further permutations by name, such as those of the models of a merge.
+        averages: the metrics of averages of the models, by name, drawn as level lines beside the paths.
+        distances: for each aligned model, by name, its distance from the target in each layer.
+        ends: what the two ends of every path are called.
     """
 
     title: str
@@ -49,6 +54,9 @@ class Report:
     paths: dict[str, LinearPath] = field(default_factory=dict)
     facts: list[tuple[str, str]] = field(default_factory=list)
     permutations: dict[str, Permutation] = field(default_factory=dict)
+    averages: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    distances: Mapping[str, Mapping[str, LayerDistance]] = field(default_factory=dict)
+    ends: tuple[str, str] = ("A", "B")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the HTML file, whole or not at all."""
@@ -66,9 +74,10 @@ def render(report: Report) -> str:
     symmetry = report.symmetry or next((permutation.symmetry for permutation in permutations.values()), None)
     sections = [
         _render_facts([*_list_facts(report.alignment), *report.facts]),
-        _render_paths(report.paths),
+        _render_paths(report.paths, report.averages, report.ends),
         _render_convergence(report.alignment),
         *(_render_matrices(name, permutation) for name, permutation in permutations.items()),
+        *(_render_distances(name, distances) for name, distances in report.distances.items()),
         _render_groups(symmetry, permutations),
         _render_pins(symmetry),
     ]
@@ -133,28 +142,46 @@ def _fits_tile(value: str) -> bool:
     return len(value) <= 24 and all(len(word) <= 12 for word in value.replace("-", " ").split())
 
 
-def _render_paths(paths: dict[str, LinearPath]) -> str:
-    """A picture for each metric that all paths have, and a table that also serves as the legend."""
+def _render_paths(paths: dict[str, LinearPath], averages: Mapping[str, Mapping[str, float]], ends: tuple[str, str]) -> str:
+    """A picture for each metric that all paths have, and tables that also serve as the legend."""
     if not paths:
         return ""
     metrics = [metric for metric in next(iter(paths.values())).metrics if all(metric in p.metrics for p in paths.values())]
+    count = len(paths) + len(averages)
     plots = []
     for metric in metrics:
         figure, axes = _make_figure()
         for number, path in enumerate(paths.values()):
-            plot_path(path, axes, metric=metric, **line_style(number, len(paths)))
+            plot_path(path, axes, metric=metric, **line_style(number, count))
+        for number, values in enumerate(averages.values(), start=len(paths)):
+            if metric in values:
+                axes.axhline(values[metric], linewidth=1.2, zorder=1, **line_style(number, count))
+        axes.set_xticks([0, 0.25, 0.5, 0.75, 1], [ends[0], "0.25", "0.5", "0.75", ends[1]])
         axes.set_ylabel("")  # matplotlib might read the user's word as mathematics; the caption has it
         plots.append(markup.figure(metric, themed_svg(figure, f"{metric} on the line between the models")))
-    header = ["", "path", "barrier", "AUC", "loss at A", "loss at B", *(f"{metric} half way" for metric in metrics)]
+    half_way = [f"{metric} half way" for metric in metrics]
+    header = ["", "path", *half_way, "barrier", "AUC", f"loss at {ends[0]}", f"loss at {ends[1]}"]
     rows = []
     for number, (name, path) in enumerate(paths.items()):
-        middle = [_value_half_way(path, metric) for metric in metrics]
-        values = [path.barrier, path.auc, path.losses[0], path.losses[-1], *middle]
-        rows.append([markup.swatch(number, len(paths)), markup.escape(name), *map(markup.number, values)])
+        values = [*(_value_half_way(path, metric) for metric in metrics), path.barrier, path.auc, path.losses[0]]
+        rows.append([markup.swatch(number, count), markup.escape(name), *map(markup.number, [*values, path.losses[-1]])])
     table = markup.table(header, rows, ["swatch", "name", *["number"] * (len(header) - 2)])
-    note = "Models at equal steps on the straight line from A to B. The barrier is how far the loss rises, at most, above "
-    note += "the straight line between its values at A and B."
+    note = f"Models at equal steps on the straight line from {ends[0]} to {ends[1]}. The barrier is how far the loss rises, "
+    note += f"at most, above the straight line between its values at {ends[0]} and {ends[1]}."
+    table += _render_averages(averages, len(paths))
     return markup.section("Between the models", f"<p>{note}</p><div class='plots'>{''.join(plots)}</div>{table}")
+
+
+def _render_averages(averages: Mapping[str, Mapping[str, float]], num_paths: int) -> str:
+    """A table of the level lines, which are drawn after so many paths."""
+    if not averages:
+        return ""
+    metrics = list(dict.fromkeys(metric for values in averages.values() for metric in values))
+    rows = []
+    for number, (name, values) in enumerate(averages.items(), start=num_paths):
+        numbers = [markup.number(values[metric]) if metric in values else "" for metric in metrics]
+        rows.append([markup.swatch(number, num_paths + len(averages)), markup.escape(name), *numbers])
+    return markup.table(["", "average", *metrics], rows, ["swatch", "name", *["number"] * len(metrics)])
 
 
 def _render_convergence(alignment: Alignment | None) -> str:
@@ -179,12 +206,34 @@ def _render_matrices(title: str, permutation: Permutation) -> str:
         image = f'<img src="{matrix_png(sources)}" alt="permutation matrix of {markup.escape(name)}">'
         cards.append(f"<figure class='matrix'><div>{image}</div><figcaption>{caption}</figcaption></figure>\n")
     note = "A row is a place in the permuted model, a column the place that its unit came from. Units on the diagonal have "
-    note += "not moved. A pixel of a large matrix is a block of entries, darker if it holds more units."
+    note += "not moved. A pixel of a large matrix is a block of entries, and stands out more if it holds more units."
     parts = cards[:_OPEN_MATRICES], cards[_OPEN_MATRICES:]
     shown, folded = (f"<div class='matrices'>\n{''.join(part)}</div>" for part in parts)
     more = markup.fold(f"{len(parts[1])} more", folded) if parts[1] else ""
     heading = f"Permutation matrices of {markup.escape(title)}" if title else "Permutation matrices"
     return markup.section(heading, f"<p>{note}</p>{shown}{more}")
+
+
+def _render_distances(title: str, distances: Mapping[str, LayerDistance]) -> str:
+    if not distances:
+        return ""
+    highest = max((value for layer in distances.values() for value in layer if math.isfinite(value)), default=1.0) or 1.0
+    rows = [
+        [
+            markup.dotted_name(layer),
+            markup.number(before),
+            markup.number(after),
+            markup.bars(before / highest, after / highest),
+        ]
+        for layer, (before, after) in distances.items()
+    ]
+    note = (
+        "The norm of the difference of the weights, divided by the norm of the target's weights. Of each two bars the upper "
+    )
+    note += "one is before the alignment, the lower one after it."
+    table = markup.table(["layer", "before", "after", ""], rows, ["name", "number", "number", "bars"], "layers")
+    heading = f"Distance by layer of {markup.escape(title)}" if title else "Distance by layer"
+    return markup.section(heading, f"<p>{note}</p>{table}")
 
 
 def _render_groups(symmetry: Symmetry | None, permutations: dict[str, Permutation]) -> str:
