@@ -76,7 +76,7 @@ def test_links_are_left(model, name, target):
 def test_what_is_no_file_is_left(model, monkeypatch):
     os.mkfifo(model / "pipe.json")
     (model / "folder.json").mkdir()
-    (model / "README.md").write_text("")
+    (model / "notes.md").write_text("")
     (model / "pytorch_model.bin.index.json").write_text("{}")
     monkeypatch.chdir(model)  # the path of a socket must be short
     with socket.socket(socket.AF_UNIX) as server:
@@ -86,7 +86,7 @@ def test_what_is_no_file_is_left(model, monkeypatch):
         "folder.json": "a folder",
         "pipe.json": "a pipe",
         "socket.txt": "a socket",
-        "README.md": "not needed to load it",
+        "notes.md": "not needed to load it",
         "pytorch_model.bin.index.json": "not needed to load it",
     }
     assert names == ["config.json", "model.safetensors"]
@@ -188,3 +188,17 @@ def test_single_files_have_no_companions(tmp_path):
     save_file(STATE, tmp_path / "m.safetensors")
     (tmp_path / "config.json").write_text("{}")
     assert find_companions(open_checkpoint(tmp_path / "m.safetensors")).copied == {}
+
+
+@pytest.mark.parametrize("name", ["README.md", "LICENSE", "LICENCE.md", "license-apache.txt", "COPYING", "NOTICE"])
+def test_texts_for_people_are_copied(model, name):
+    (model / name).write_text("text")
+    left, names = write_copy(model)
+    assert name in names
+    assert not left
+
+
+def test_names_that_only_begin_so_are_left(model):
+    for name in ("README.md/..", "LICENSE.safetensors.exe "):
+        (model / name.replace("/", "_")).write_text("x")
+    assert set(write_copy(model)[0]) == {"LICENSE.safetensors.exe ", "README.md_.."}

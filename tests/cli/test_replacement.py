@@ -108,7 +108,8 @@ def test_a_second_run_replaces_the_first_with_the_report_in_it(onebasin, folders
     command = (*ALIGN, "--report", "out/r.html")
     assert onebasin(*command).code == 0
     names = sorted(file.name for file in (folders / "out").iterdir())
-    assert names == ["config.json", "model.safetensors", "permutation.safetensors", "r.html", "tokenizer.json"]
+    written = ["README.md", "config.json", "model.safetensors", "permutation.safetensors", "r.html", "tokenizer.json"]
+    assert names == written
     ran = onebasin(*command, "--force", "--dry-run")
     assert ran.code == 0
     flat = " ".join(ran.out.split())

@@ -17,6 +17,10 @@ from onebasin.checkpoints.checkpoint import WEIGHT_FILES, Checkpoint
 
 COMPANION_ENDINGS = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 """Endings of files that `from_pretrained` and other readers of a folder need beside the weights."""
+_TEXTS = re.compile(r"(README|LICEN[CS]E|COPYING|NOTICE)([-._]\w+)*", re.IGNORECASE)
+"""Names of files that tell people what a model is and what they may do with it."""
+CARD_NAME = "README.md"
+"""The one of them in front of which a command may write what it did."""
 MAX_COMPANION_BYTES = 2**28
 """The largest file that is copied, 268 MB: the largest tokenizers have a tenth of that."""
 _SHOWN = 8
@@ -103,7 +107,8 @@ def _explain(entry: Path, file: Path | None) -> str:
             return reason
     if not stat.S_ISREG(status.st_mode):
         return "not a regular file"
-    if entry.suffix not in COMPANION_ENDINGS or entry.name in WEIGHT_FILES:
+    is_needed = entry.suffix in COMPANION_ENDINGS or _TEXTS.fullmatch(entry.name) is not None
+    if not is_needed or entry.name in WEIGHT_FILES:
         return _ORDINARY
     if status.st_size > MAX_COMPANION_BYTES:
         return f"larger than {MAX_COMPANION_BYTES / 1e6:.0f} MB"

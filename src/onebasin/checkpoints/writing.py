@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from onebasin.checkpoints.checkpoint import SAFETENSORS_TYPES, TORCH_ENDINGS, Checkpoint
-from onebasin.checkpoints.companion_files import copy_companion, find_companions
+from onebasin.checkpoints.companion_files import CARD_NAME, copy_companion, find_companions
 from onebasin.checkpoints.input_protection import check_apart
 from onebasin.tensors.files import (
     check_replaceable,
@@ -56,7 +56,7 @@ def check_output(
     check_writable(target, force, folder=like.layout.is_folder)
     if like.layout.is_folder:
         names = _list_names(like)
-        for name in names.intersection(further):
+        for name in names.intersection(further) - {CARD_NAME}:
             raise ValueError(f"{target / name} is a file of the checkpoint itself: every output needs a place of its own")
         if target.is_dir():
             check_replaceable(target, names.union(further))
@@ -91,7 +91,8 @@ def write_checkpoint(
         like: the checkpoint whose layout to use.
         force: replace what exists; a folder only if nothing is in it but what is written.
         progress: called with what is being done, how many tensors are written, and how many there are.
-        beside: for a folder, other files to write into it, by name.
+        beside: for a folder, other files to write into it, by name. A README.md of `like` is in its place by then, so that
+            it can be added to.
         further: for a folder, names of files that the caller will write into it later.
     """
     check_output(path, like, force, further=[*(beside or {}), *further])

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from onebasin.checkpoints import Checkpoint, CheckpointSet, check_apart, check_output, find_companions, write_checkpoint
-from onebasin.cli.console import Output, command_line
+from onebasin.checkpoints.companion_files import CARD_NAME
+from onebasin.cli.console import Output
+from onebasin.cli.run_record import RunRecord
 from onebasin.reporting import Report
+from onebasin.reporting.model_card import MARK, ModelCard, put_in_front
 from onebasin.symmetries import Permutation, Transform
 from onebasin.tensors.files import check_writable
 from onebasin.tensors.progress import Progress
@@ -90,14 +93,40 @@ def write_moved(
     element: Permutation | Transform,
     file: Path,
     report: Path | None = None,
+    beside: Mapping[str, Callable[[Path], None]] | None = None,
 ) -> None:
     """Write a moved checkpoint, and what moved it into `file`. That, and the later report, may lie in its folder."""
-    further = list_inside(out, like, [report])
+    further, beside = list_inside(out, like, [report]), dict(beside or {})
     if list_inside(out, like, [file]):
-        write_checkpoint(out, state, like, force, progress, {file.name: element.save}, further)
+        write_checkpoint(out, state, like, force, progress, {**beside, file.name: element.save}, further)
     else:
-        write_checkpoint(out, state, like, force, progress, further=further)
+        write_checkpoint(out, state, like, force, progress, beside, further)
         element.save(file)
+
+
+def place_card(out: Path, like: Checkpoint) -> Path | None:
+    """Where the model card is written: in a folder, not beside a file.
+
+    Raises:
+        ValueError: if a text that is no card of ours is there.
+    """
+    if not like.layout.is_folder:
+        return None
+    file = out / CARD_NAME
+    if file.is_file() and MARK.encode() not in file.read_bytes():
+        raise ValueError(f"{file} was not written by onebasin and would be lost: move it, or give another folder")
+    return file
+
+
+def write_card(card: ModelCard | None) -> dict[str, Callable[[Path], None]]:
+    """What to write into a folder beside the weights: a card in front of the text that is there already."""
+    if card is None:
+        return {}
+    return {CARD_NAME: lambda file: _put_in_front(card, file)}
+
+
+def _put_in_front(card: ModelCard, file: Path) -> None:
+    file.write_bytes(put_in_front(card, file.read_bytes() if file.exists() else b""))
 
 
 def cast_like(like: Checkpoint, model: Model) -> LazyState:
@@ -106,10 +135,11 @@ def cast_like(like: Checkpoint, model: Model) -> LazyState:
     return LazyState(like.shapes, lambda key: state[key].to(like.shapes[key].dtype))
 
 
-def save_report(path: Path | None, title: str, facts: dict[str, Any], **parts: Any) -> None:
+def save_report(path: Path | None, title: str, facts: dict[str, Any], record: RunRecord | None, **parts: Any) -> None:
     """Write the HTML report, if the user asked for one."""
-    if path is not None:
-        Report(title, command_line(), facts=[(name, str(value)) for name, value in facts.items()], **parts).save(path)
+    if path is not None and record is not None:
+        whole = {**facts, **record.facts, **record.hash_facts}
+        Report(title, record.command, facts=[(name, str(value)) for name, value in whole.items()], **parts).save(path)
 
 
 def finish_dry_run(output: Output, result: dict[str, Any], paths: Sequence[Path | None]) -> None:

@@ -13,7 +13,10 @@ from onebasin.checkpoints import write_checkpoint
 from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
 from onebasin.cli.line_evaluation import LineEvaluator, list_numbers
+from onebasin.cli.run_record import RunRecord, record_run
 from onebasin.matching.recommendation import AUTO
+from onebasin.reporting.model_card import Ingredient, ModelCard
+from onebasin.tensors.distances import find_layer_distances
 from onebasin.tensors.states import Model, read_state
 
 _NOT_TARGET = (
@@ -75,7 +78,8 @@ def align(
     what = "permutation" if kinds == "permutation" else "transform"
     file = permutation or outputs.place_element(out, files[1].layout.is_folder, what)
     sources = [*files, *inputs.list_input_files([architecture, init], [architecture, data, loss])]
-    outputs.check_outputs(out, files[1], sources, [file, report], force)
+    card = outputs.place_card(out, files[1])
+    outputs.check_outputs(out, files[1], sources, [file, report, card], force)
     if target_out is not None:
         outputs.check_further_output(target_out, files[0], sources, [out, file, report], force)
     outputs.check_drawing(report)
@@ -92,6 +96,7 @@ def align(
         outputs.finish_dry_run(output, summary, [out, file, target_out, report])
         return
     fixed, moved = models.checkpoints
+    record = record_run(output, [target, model], files, seed) if report or card else None
     with output.progress() as progress, inputs.explain_data_errors(alignment.data):
         lines = LineEvaluator(models, inputs.read_loss(loss), inputs.read_data(data if report else None, "test"))
         paths = lines.evaluate_lines({"as they are": moved}, progress)
@@ -102,17 +107,21 @@ def align(
             element, start, state = result.permutation, None, result.permutation.apply(moved)
         else:
             element, start, state = result.transform, result.target, outputs.cast_like(moved, result.model)
-        outputs.write_moved(out, state, moved, force, progress, element, file, report)
+        made = _describe(record, target, model, out, kinds, result) if record is not None and card is not None else None
+        outputs.write_moved(out, state, moved, force, progress, element, file, report, outputs.write_card(made))
         if target_out is not None:
             write_checkpoint(target_out, outputs.cast_like(fixed, result.target), fixed, force, progress)
         paths |= lines.evaluate_lines({"aligned": state}, progress, start)
+        end = None if start is None else read_state(start)
+        distances = {"": find_layer_distances(fixed, moved, state, end)} if report else {}
     notes = [*result.notes, *(outputs.note_rounding(out, moved) if start is not None else ())]
     if start is not None and target_out is None and _differ(first, start):
         notes.append(_NOT_TARGET.format(out=out, target=target))
     for note in notes:
         output.note(note)
     title, facts = f"{model.name} aligned to {target.name}", {"target (A)": target, "model (B)": model, "written": out}
-    outputs.save_report(report, title, facts, symmetry=element.symmetry, alignment=result, paths=paths)
+    parts = {"symmetry": element.symmetry, "alignment": result, "paths": paths, "distances": distances}
+    outputs.save_report(report, title, facts, record, **parts)
     output.show_facts({
         "method": result.method,
         "cost": f"{result.start_cost:.6g} -> {result.cost:.6g} ({objective or 'weight-distance'})",
@@ -125,6 +134,20 @@ def align(
         "cost": result.cost, "start_cost": result.start_cost, "converged": result.converged, "seconds": result.seconds,
         "history": result.history, "notes": [*models.notes, *left_out, *notes], "paths": list_numbers(paths),
     })  # fmt: skip
+
+
+def _describe(record: RunRecord, target: Path, model: Path, out: Path, kinds: str, result: ob.Alignment) -> ModelCard:
+    """The card of an aligned model."""
+    how = "permuted" if kinds == "permutation" else "permuted and scaled" if kinds == "positive" else "transformed"
+    hashes = record.hashes
+    roles = [(model, f"the model whose hidden units were {how}"), (target, "what it was aligned to")]
+    return ModelCard(
+        out.name,
+        f"{model.name}, aligned to {target.name} by onebasin: its hidden units were {how}, and it computes what it did.",
+        [Ingredient(str(path), role, hashes[str(path)]) for path, role in roles],
+        record.command,
+        {"method": result.method, "cost": f"{result.start_cost:.6g} before, {result.cost:.6g} after", **record.facts},
+    )
 
 
 def _differ(model: Model, other: Model) -> bool:

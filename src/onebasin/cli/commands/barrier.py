@@ -14,10 +14,12 @@ from onebasin.checkpoints import CheckpointSet
 from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
 from onebasin.cli.line_evaluation import LineEvaluator, list_numbers
+from onebasin.cli.run_record import record_run
 from onebasin.landscape.paths import LinearPath
 from onebasin.plots import plot_paths
 from onebasin.symmetries import Permutation, Transform
 from onebasin.symmetries.transform import check_fixed, load_element
+from onebasin.tensors.distances import find_layer_distances
 from onebasin.tensors.files import write_atomically
 from onebasin.tensors.states import State
 
@@ -85,6 +87,7 @@ def barrier(
         output.show(f"would evaluate {points} points on each of {len(states)} lines{gone}; nothing was done")
         output.finish({**summary, "dry_run": True, "would_replace": replaced})
         return
+    record = record_run(output, [a, b], files) if report else None
     with output.progress() as progress, inputs.explain_data_errors(batches):
         paths = LineEvaluator(models, criterion, batches, points, reset, repair).evaluate_lines(states, progress)
     output.show(_table(paths))
@@ -92,7 +95,10 @@ def barrier(
         _draw(picture, paths)
     title, facts = f"The line from {a.name} to {b.name}", {"A": a, "B": b, "data": data, "loss": loss}
     permutation_of = {b.name: loaded.permutation if isinstance(loaded, Transform) else loaded} if loaded is not None else {}
-    outputs.save_report(report, title, facts, paths=paths, symmetry=models.symmetry, permutations=permutation_of)
+    parts = {"paths": paths, "symmetry": models.symmetry, "permutations": permutation_of}
+    if report and loaded is not None:
+        parts["distances"] = {"": find_layer_distances(models.checkpoints[0], states["as they are"], states["aligned"])}
+    outputs.save_report(report, title, facts, record, **parts)
     for path in filter(None, (picture, report)):
         output.show(f"wrote {path}")
     output.finish({**summary, "paths": list_numbers(paths), "picture": picture, "report": report, "notes": models.notes})

@@ -14,10 +14,13 @@ from onebasin.checkpoints import CheckpointSet, write_checkpoint
 from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
 from onebasin.cli.line_evaluation import LineEvaluator, list_numbers
+from onebasin.cli.run_record import RunRecord, record_run
 from onebasin.landscape.calibration import DATA_FREE
 from onebasin.matching.merging import Reference
 from onebasin.matching.recommendation import AUTO
-from onebasin.tensors.interpolation import check_weights
+from onebasin.reporting.model_card import Ingredient, ModelCard
+from onebasin.tensors.distances import LayerDistance, find_layer_distances
+from onebasin.tensors.interpolation import check_weights, interpolate
 from onebasin.tensors.states import State
 
 
@@ -73,7 +76,8 @@ def merge(
         raise ValueError(f"--repair {repair} runs the networks: give --data, or take --repair norms, which needs none")
     files = inputs.open_files(paths)
     sources = [*files, *inputs.list_input_files([architecture], [architecture, data, loss])]
-    outputs.check_outputs(out, files[0], sources, [report], force)
+    card = outputs.place_card(out, files[0])
+    outputs.check_outputs(out, files[0], sources, [report, card], force)
     outputs.check_drawing(report)
     models = inputs.read_models(output, files, architecture, input_shape, ignore, check, alignment.data, allow)
     models.symmetry.restrict(groups or None)
@@ -87,6 +91,7 @@ def merge(
         outputs.finish_dry_run(output, summary, [out, report])
         return
     like, found = models.checkpoints[0], _Alignments(outputs.short_names(paths))
+    record = record_run(output, paths, files, seed) if report or card else None
     with output.progress() as progress, inputs.explain_data_errors(alignment.data):
         lines = LineEvaluator(models, inputs.read_loss(loss), inputs.read_data(data if report else None, "test"))
         curves = lines.evaluate_lines(_name_lines(found.names, models.checkpoints), progress)
@@ -97,21 +102,28 @@ def merge(
             **alignment.arguments | ({} if repair is None else {"data": alignment.data}),
         )  # fmt: skip
         state = outputs.cast_like(like, merged)
-        write_checkpoint(out, state, like, force, progress, further=outputs.list_inside(out, like, [report]))
+        beside = outputs.write_card(found.describe(record, paths, shares, out) if record is not None and card else None)
+        write_checkpoint(out, state, like, force, progress, beside, outputs.list_inside(out, like, [report]))
+        distances = {}
         if kinds == "permutation":  # else the line is not from the first file, but from what was made of it
             aligned = _move_to_first(found.permutations, models)
             curves |= lines.evaluate_lines(_name_lines(found.names, aligned, ", aligned"), progress)
+            distances = _find_distances(found.names, models.checkpoints, aligned) if report else {}
         measured = lines.evaluate_state(state)
+        unaligned = lines.evaluate_state(interpolate(models.checkpoints, shares)) if measured else {}
     for note in found.notes:
         output.note(note)
     facts = found.list_facts(shares, measured)
     shown = {**facts, "notes": " ".join(found.notes), "written": out}
-    parts = {"symmetry": models.symmetry, "permutations": found.moved, "paths": curves}
-    outputs.save_report(report, f"Merge of {', '.join(found.names)}", shown, **parts)
+    averages = {"the merge": measured, "the average without alignment": unaligned} if measured else {}
+    outputs.save_report(
+        report, f"Merge of {', '.join(found.names)}", shown, record, symmetry=models.symmetry, permutations=found.moved,
+        paths=curves, averages=averages, distances=distances, ends=("A", "B") if len(paths) == 2 else ("start", "end"),
+    )  # fmt: skip
     output.show_facts({**facts, "wrote": [path for path in (out, report) if path is not None]})
     output.finish({
         **summary, "report": report, "method": found.methods, "history": found.history, "merged": measured,
-        "notes": [*models.notes, *left_out, *found.notes], "paths": list_numbers(curves),
+        "unaligned": unaligned, "notes": [*models.notes, *left_out, *found.notes], "paths": list_numbers(curves),
     })  # fmt: skip
 
 
@@ -153,11 +165,24 @@ class _Alignments:
 
     def list_facts(self, shares: Sequence[float], measured: Mapping[str, float]) -> dict[str, Any]:
         return {
-            "weights": ", ".join(f"{share:.4g}" for share in shares),
+            "weights": ", ".join(f"{name} {share:.4g}" for name, share in zip(self.names, shares, strict=True)),
             "method": self.methods,
             **{f"{name} of the merge": f"{value:.4g}" for name, value in measured.items()},
             **{name: outputs.describe_element(permutation) for name, permutation in self.moved.items()},
         }
+
+    def describe(self, record: RunRecord, paths: Sequence[Path], shares: Sequence[float], out: Path) -> ModelCard:
+        """The card of the merge."""
+        moved = self.moved
+        made = [
+            Ingredient(str(path), f"weight {share:.4g}" + (", aligned" if name in moved else ""), record.hashes[str(path)])
+            for path, name, share in zip(paths, self.names, shares, strict=True)
+        ]
+        summary = f"An average of {len(paths)} models, whose hidden units were aligned by onebasin before. Configuration, "
+        summary += f"tokenizer and texts are those of {self.names[0]}; the licences of the others hold as well."
+        return ModelCard(
+            out.name, summary, made, record.command, {"method": self.methods, **record.facts}, tags=("onebasin", "merge")
+        )
 
     @property
     def moved(self) -> dict[str, ob.Permutation]:
@@ -168,6 +193,14 @@ def _move_to_first(permutations: Sequence[ob.Permutation], models: CheckpointSet
     """The aligned models, all moved together so that the first, which may have moved too, is where it was."""
     back = permutations[0].inverse()
     return [(back @ own).apply(file) for own, file in zip(permutations, models.checkpoints, strict=True)]
+
+
+def _find_distances(
+    names: Sequence[str], models: Sequence[State], aligned: Sequence[State]
+) -> dict[str, dict[str, LayerDistance]]:
+    """For each model but the first its distance from that one, layer by layer."""
+    pairs = zip(names[1:], models[1:], aligned[1:], strict=True)
+    return {name: find_layer_distances(models[0], model, moved) for name, model, moved in pairs}
 
 
 def _name_lines(names: Sequence[str], states: Sequence[State], ending: str = "") -> dict[str, State]:
