@@ -255,7 +255,8 @@ def _learn_transform(problem: Problem, found: Match, options: Scaling) -> Learne
     indices = {name: found.permutation[name] for name in problem.symmetry.groups}
     moved = problem.starting_from(Permutation(problem.symmetry, indices, check=False))
     quiet = replace(moved, report=lambda entry: problem.report({**entry, "by": "scales"}))
-    return learn_transform(quiet, options, found.matrices)
+    start = Transform(moved.symmetry.identity(), found.logarithms, found.matrices)
+    return learn_transform(quiet, options, start)
 
 
 def _reads_lazily(init: Permutation | Method) -> bool:

@@ -64,7 +64,9 @@ def _balance_scale(
     """The logarithms at which sum_p E_p s^(2 p) is smallest, each by Newton's method; None if there are no such numbers."""
     energies: dict[float, Tensor] = {}
     for key in scale.powers.keys() & set(keys):
-        for exponent, energy in scaled.sum_squares(key, state[key].double(), scale.name, scale_shape(symmetry, scale)):
+        for exponent, energy in scaled.sum_by_unit(
+            key, state[key].double().square(), scale.name, scale_shape(symmetry, scale)
+        ):
             energies[exponent] = energies.get(exponent, torch.zeros(())) + energy
     if not energies or min(energies) > 0 or max(energies) < 0:
         return None

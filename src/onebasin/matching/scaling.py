@@ -19,6 +19,7 @@ from onebasin.descent.cuda_graphs import CapturedStep
 from onebasin.matching.methods.base import check_count, check_number
 from onebasin.matching.problem import Problem
 from onebasin.relaxation.learned_bases import LearnedBases
+from onebasin.symmetries import Transform
 from onebasin.symmetries.multiplication import mixed_tensors, scale_shape, scaled_tensors
 from onebasin.tensors.states import StateDict
 
@@ -62,26 +63,37 @@ class Learned(NamedTuple):
     cost: float
 
 
-def learn_transform(problem: Problem, options: Scaling, start: Mapping[str, Tensor]) -> Learned:
-    """Learn the scales of a problem's symmetry, from one, and its bases, from matrices or from the identity.
+def learn_transform(problem: Problem, options: Scaling, start: Transform) -> Learned:
+    """Learn the scales and bases of a problem's symmetry.
+
+    Args:
+        problem: with the permuted source.
+        options: how to learn.
+        start: scales and bases to begin with.
 
     Returns:
         What costs least on the batches that permutations are compared on: what was learned, the start, or nothing at all.
     """
-    network = _Network(problem, options, start)
-
-    def capture() -> Learned:
-        with torch.no_grad():
-            return Learned(*network.elements(), problem.cost_of(network.state()))
-
-    nothing = {name: torch.zeros_like(value) for name, value in network.raw.items()}
-    best = Learned(nothing, {}, problem.cost_of(network.source))
-    if start:
-        best = min(best, capture(), key=lambda each: each.cost)
-    if not options.steps or not network.is_learned:
+    symmetry = problem.symmetry
+    nothing = {name: torch.zeros(scale_shape(symmetry, scale)) for name, scale in symmetry.scales.items()}
+    best = begin = Learned(nothing, {}, problem.cost_of(problem.source))
+    for logarithms in ({}, start.logarithms):
+        each = Transform(start.permutation, logarithms, start.matrices)
+        if each.is_identity:
+            continue
+        found = Learned(nothing | each.logarithms, each.matrices, problem.cost_of(each.apply(problem.source)))
+        # Learning begins with the matrices in any case, and with the scales if they lower the objective.
+        begin = found if not logarithms and start.matrices else min(begin, found, key=lambda each: each.cost)
+        best = min(best, found, key=lambda each: each.cost)
+    if not options.steps or best.cost <= problem.objective.floor:
+        return best
+    network = _Network(problem, options, Transform(start.permutation, begin.logarithms, begin.matrices))
+    if not network.is_learned:
         return best
     _descend([network], options, lambda batch: problem.objective(network.state(), problem.target, batch))
-    return min(best, capture(), key=lambda each: each.cost)
+    with torch.no_grad():
+        learned = Learned(*network.elements(), problem.cost_of(network.state()))
+    return min(best, learned, key=lambda each: each.cost)
 
 
 def learn_together(problems: Sequence[Problem], options: Scaling) -> list[Learned]:
@@ -94,7 +106,7 @@ def learn_together(problems: Sequence[Problem], options: Scaling) -> list[Learne
         that is not lower than at the start.
     """
     first, *_ = problems
-    networks = [_Network(problem, options, {}) for problem in problems]
+    networks = [_Network(each, options, Transform(each.symmetry.identity(), {})) for each in problems]
     count = len(networks) + 1
 
     def states() -> list[Mapping[str, Any]]:
@@ -137,17 +149,19 @@ class _Network:
     """The source of a problem under scales and bases that are learned.
 
     Attributes:
-        source: its tensors.
+        source: its tensors, after the scales to begin with.
         raw: what the logarithms of the scales are made of.
     """
 
-    def __init__(self, problem: Problem, options: Scaling, start: Mapping[str, Tensor]):
+    def __init__(self, problem: Problem, options: Scaling, start: Transform):
         symmetry = problem.symmetry
-        self.problem, self.source, self._limit = problem, problem.source.load(), options.limit
+        self._start = {name: value - value.mean(-1, keepdim=True) for name, value in start.logarithms.items()}
+        self.problem, self._limit = problem, options.limit
+        self.source = Transform(start.permutation, self._start).apply(problem.source).load()
         self._scaled, self._mixed = scaled_tensors(symmetry), mixed_tensors(symmetry)
         shapes = {name: scale_shape(symmetry, scale) for name, scale in symmetry.scales.items()}
         self.raw = {n: torch.zeros(shape, device=problem.device, requires_grad=True) for n, shape in shapes.items()}
-        self._bases = LearnedBases(symmetry, start, problem.device)
+        self._bases = LearnedBases(symmetry, start.matrices, problem.device)
         self._learned = set(problem.keys)
         # `substitute` puts the first of tied tensors in the place of the others.
         self._tied = {key for keys in symmetry.ties for key in keys[1:]}
@@ -178,9 +192,10 @@ class _Network:
         return self.problem.substitute(source, {k: v if k in self._learned else v.detach() for k, v in live.items()})
 
     def elements(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The logarithms, and the matrices in float64."""
+        """The logarithms with those of the start, and the matrices in float64."""
         with torch.no_grad():
-            return self.logarithms(), self._bases.matrices()
+            found = {name: value.cpu().double() for name, value in self.logarithms().items()}
+            return {n: v + self._start.get(n, 0.0) for n, v in found.items()}, self._bases.matrices()
 
 
 def _descend(networks: Sequence[_Network], options: Scaling, cost_of: Callable[[Any], Tensor]) -> None:

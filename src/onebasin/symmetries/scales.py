@@ -62,12 +62,12 @@ class ScaledTensors:
             value = value * sign.to(value.dtype)
         return value
 
-    def sum_squares(self, key: str, value: Tensor, name: str, shape: Sequence[int]) -> Iterator[tuple[float, Tensor]]:
-        """For each way that a scale enters a tensor its exponent, and the sums of squares of what belongs to each unit.
+    def sum_by_unit(self, key: str, value: Tensor, name: str, shape: Sequence[int]) -> Iterator[tuple[float, Tensor]]:
+        """For each way that a scale enters a tensor its exponent, and the sums of the entries that belong to each unit.
 
         Args:
             key: of the tensor.
-            value: the tensor.
+            value: of the shape of the tensor.
             name: of the scale.
             shape: of the numbers of the scale.
         """
@@ -75,10 +75,14 @@ class ScaledTensors:
             if other != name:
                 continue
             units = torch.arange(math.prod(along)).view(along) if index is None else index.view(along)
-            units = units.expand(value.shape).flatten()
-            squares = value.detach().cpu().square().flatten()
-            total = torch.zeros(math.prod(shape), dtype=squares.dtype)
-            yield exponent, total.index_add(0, units[units >= 0], squares[units >= 0]).view(tuple(shape))
+            # Entries with the same unit are summed first where an axis has no part in it: that is most of them.
+            value_along = value.detach().cpu()
+            for axis, size in enumerate(along):
+                if size == 1:
+                    value_along = value_along.sum(axis, keepdim=True)
+            entries, units = value_along.flatten(), units.flatten()
+            total = torch.zeros(math.prod(shape), dtype=value.dtype)
+            yield exponent, total.index_add(0, units[units >= 0], entries[units >= 0]).view(tuple(shape))
 
     def _spread(
         self, key: str, value: Tensor, numbers: Mapping[str, Tensor], elsewhere: float

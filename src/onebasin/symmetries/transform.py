@@ -183,9 +183,13 @@ class Transform:
         """One tensor of a state, by its key; the tensor itself if nothing in it changes."""
         return self._change(key, self.permutation.move(value, self.symmetry.layouts[key]))
 
+    @functools.cached_property
+    def _mixed_keys(self) -> set[str]:
+        return {key for name in self.matrices for key in self.symmetry.bases[name].places}
+
     def _change(self, key: str, value: Tensor) -> Tensor:
         value = self._scaled.scale(key, value, self.logarithms)
-        if key not in self._mixed.keys or not self.matrices:
+        if key not in self._mixed_keys:
             return value
         plans = {name: plan.to(value.device) for name, plan in self._plans.items()}
         return self._mixed.mix_with({key: value}, plans)[key]

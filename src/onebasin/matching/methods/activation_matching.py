@@ -22,7 +22,7 @@ from onebasin.matching.methods.base import Match, Method, check_count
 from onebasin.matching.methods.basis_matching import (
     CrossProducts,
     sole_bases,
-    sweep_with_bases,
+    sweep_transforms,
     with_pairs,
     without_pairs,
 )
@@ -87,10 +87,11 @@ class ActivationMatching(Method):
         rotated = {name: each.rotations(permutation) for name, each in mixed.items()}
         found = without_pairs(problem.symmetry, Transform(permutation, {}, rotated))
         if missing and symmetry.bases:
-            found, _ = sweep_with_bases(problem, _MAX_SWEEPS, found, only=missing)
+            found, _ = sweep_transforms(problem, _MAX_SWEEPS, found, only=missing)
         elif missing:
             found = Transform(sweep(problem, found.permutation, only=missing)[0], {})
-        return Match(found.permutation, problem.cost(found.permutation), converged=True, matrices=found.matrices)
+        cost = problem.cost(found.permutation)
+        return Match(found.permutation, cost, converged=True, logarithms=found.logarithms, matrices=found.matrices)
 
 
 def _cross_products(symmetry: Symmetry, found: Iterable[_Correlations]) -> dict[str, CrossProducts]:

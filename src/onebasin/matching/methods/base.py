@@ -25,7 +25,8 @@ class Match:
         converged: whether the method stopped by itself, not by its limit.
         alternatives: other permutations that sweeps of weight matching may lead to a better result.
         logits: where a descent on logits ended, with the moments of its optimiser, to go on from there.
-        matrices: where bases may be learned from, for the permuted model.
+        logarithms: of the scales to begin with, for the permuted model.
+        matrices: of the bases to begin with, likewise.
     """
 
     permutation: Permutation
@@ -33,6 +34,7 @@ class Match:
     converged: bool
     alternatives: tuple[Permutation, ...] = ()
     logits: dict[str, Tensor] | None = None
+    logarithms: Mapping[str, Tensor] = field(default_factory=dict)
     matrices: Mapping[str, Tensor] = field(default_factory=dict)
 
 

@@ -8,22 +8,26 @@ of a family, such as heads, are paired.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from onebasin.matching.closest_transforms import distance, stretch
 from onebasin.matching.problem import Problem
 from onebasin.matching.scores import inner_product, order_from_anchors, score, touched_keys
 from onebasin.relaxation.hardening import harden, joint_groups
 from onebasin.symmetries import Basis, Group, Permutation, Symmetry, Transform
-from onebasin.symmetries.basis_matrices import MixedTensors, complement_of_ones, turn
+from onebasin.symmetries.basis_matrices import complement_of_ones, turn
 from onebasin.symmetries.layout import names
-from onebasin.symmetries.transform import mixed_tensors
 from onebasin.tensors.states import State
 
-_NUM_NEWTON = 20
+_EXPLAINED = 0.5
+"""The share of the squares of a tensor that a scale or a matrix may leave to be taken before all its tensors are known."""
+_EQUAL = 1e-10
+"""Networks are equal if their squared distance is no more than this share of their squares: rounding leaves less."""
+_GAIN, _MAX_ROUNDS = 1e-3, 10
 
 
 def sole_bases(symmetry: Symmetry) -> dict[str, Basis]:
@@ -100,12 +104,13 @@ def _rotation(products: Tensor) -> Tensor:
     return left @ right
 
 
-def sweep_with_bases(
+def sweep_transforms(
     problem: Problem, max_sweeps: int, start: Transform | None = None, only: Collection[str] | None = None
 ) -> tuple[Transform, bool]:
-    """Raise the inner product of the weights by permutations and rotations.
+    """Bring the weights together by permutations and rotations, and in the end by scales and invertible matrices.
 
-    In the first sweep a group is judged by the tensors whose other groups have been decided, where there are any.
+    In the first sweep a group is judged by the tensors whose other groups have been decided, where there are any. Scales and
+    matrices are chosen there too if they explain most of these tensors: so a transformed copy is found in one sweep.
 
     Args:
         problem: what to match.
@@ -116,144 +121,112 @@ def sweep_with_bases(
     Returns:
         What to do to the source, and whether the last sweep changed nothing.
     """
-    given, symmetry = problem.symmetry, with_pairs(problem.symmetry)
-    problem = replace(problem, symmetry=symmetry)
-    bases = sole_bases(symmetry)
+    symmetry = with_pairs(problem.symmetry)
     sets = [groups for groups in joint_groups(symmetry) if only is None or any(g.name in only for g in groups)]
-    touched = [touched_keys(symmetry, problem.keys, groups) for groups in sets]
-    total = Transform(symmetry.identity(), {})
-    if start is not None:
-        indices = {**symmetry.identity().indices, **start.permutation.indices}
-        total = Transform(Permutation(symmetry, indices, check=False), start.logarithms, start.matrices)
-    current = total.apply(problem.source.load())
-    decided = symmetry.groups.keys() - {group.name for groups in sets for group in groups}
-    num_moved = 0
-    for number_of_sweep in range(max_sweeps):
-        num_moved = 0
-        for done, number in enumerate(order_from_anchors(symmetry, sets, touched)):
-            problem.progress(f"sweep {number_of_sweep + 1}", done, len(sets))
-            groups, keys = sets[number], touched[number]
-            judged = _trusted(symmetry, keys, decided | {g.name for g in groups}) if number_of_sweep == 0 else keys
-            scores, _ = score(problem, current, groups, judged)
-            decided |= {group.name for group in groups}
-            mine = {n: b for n, b in bases.items() if b.group in scores}
-            signed = {
-                basis.group: score(problem, current, groups, [key for key in judged if key in basis.places])[0][basis.group]
-                for basis in mine.values()
-                if basis.kind == "signed"
-            }
-            update = _decide(symmetry, mine, scores, signed)
-            after = update.apply(current)
-            before = inner_product(current, problem.target, keys)
-            if inner_product(after, problem.target, keys) > before + 1e-11 * abs(before) or number_of_sweep == 0:
-                num_moved, total, current = num_moved + 1, update @ total, after
-        inner = inner_product(current, problem.target, problem.keys)
-        problem.report({"sweep": number_of_sweep, "moved": num_moved, "inner": inner})
-        if not num_moved:
+    sweeps = _Sweeps(replace(problem, symmetry=symmetry), sets, start)
+    is_settled = False
+    for number in range(max_sweeps):
+        is_settled = sweeps.sweep(number)
+        if is_settled:
             break
-    members = {group.name for groups in sets for group in groups}
-    return without_pairs(given, _stretch(problem, current, members) @ total), num_moved == 0
+    sweeps.stretch()
+    return without_pairs(problem.symmetry, sweeps.total), is_settled
 
 
-def _stretch(problem: Problem, current: State, groups: Collection[str]) -> Transform:
-    """Invertible matrices where rotations are not all that is allowed, if they bring the networks closer.
+class _Sweeps:
+    """The transform so far.
 
-    What makes the units and what reads them each have a best matrix, by least squares; the better of the two is taken.
+    Args:
+        problem: what to match, with pairs as groups.
+        sets: of groups that are decided together.
+        start: what to begin with.
+
+    Attributes:
+        total: the transform.
+        current: the source, transformed.
     """
-    symmetry = problem.symmetry
-    mixed = mixed_tensors(symmetry)
-    found: dict[str, Tensor] = {}
-    for name, basis in symmetry.bases.items():
-        keys = [key for key in problem.keys if key in basis.places]
-        if basis.is_rotary and basis.group in groups:
-            found[name] = _lengthen(mixed, problem.target, current, name, keys)
-        if basis.kind != "linear" or basis.group not in groups:
-            continue
-        best = _distance(current, problem.target, keys)
-        for is_dual in (False, True):
-            matrix = _least_squares(mixed, problem.target, current, name, is_dual, keys)
-            if matrix is None:
+
+    def __init__(self, problem: Problem, sets: list[list[Group]], start: Transform | None):
+        self.problem, self.symmetry, self.sets = problem, problem.symmetry, sets
+        self.touched = [touched_keys(self.symmetry, problem.keys, groups) for groups in sets]
+        self.bases = sole_bases(self.symmetry)
+        self.decided = self.symmetry.groups.keys() - {group.name for groups in sets for group in groups}
+        self.total = Transform(self.symmetry.identity(), {})
+        if start is not None:
+            indices = {**self.symmetry.identity().indices, **start.permutation.indices}
+            moved = Permutation(self.symmetry, indices, check=False)
+            self.total = Transform(moved, start.logarithms, start.matrices)
+        self.current = self.total.apply(problem.source)
+
+    def sweep(self, number: int) -> bool:
+        """Decide every set of groups once.
+
+        Returns:
+            Whether nothing is left to do: no group has moved, or the networks are equal.
+        """
+        problem, num_moved = self.problem, 0
+        for done, position in enumerate(order_from_anchors(self.symmetry, self.sets, self.touched)):
+            problem.progress(f"sweep {number + 1}", done, len(self.sets))
+            groups, keys = self.sets[position], self.touched[position]
+            members = {group.name for group in groups}
+            if number == 0:
+                judged = _trusted(self.symmetry, keys, self.decided | members)
+                self._take(self._decide(groups, judged))
+                self._take(stretch(problem, self.current, members, judged, _EXPLAINED))
+                self.decided |= members
+                num_moved += 1
                 continue
-            matrix = torch.linalg.inv(matrix).mT if is_dual else matrix
-            moved = mixed.mix({key: current[key].double() for key in keys}, {name: matrix.to(problem.device)})
-            distance = _distance(moved, problem.target, keys)
-            if distance < best:
-                best, found[name] = distance, matrix
-    return Transform(symmetry.identity(), {}, found)
+            following, after = self._advance(self._decide(groups, keys))
+            before = inner_product(self.current, problem.target, keys)
+            if inner_product(after, problem.target, keys) > before + 1e-11 * abs(before):
+                num_moved, self.total, self.current = num_moved + 1, following, after
+        left = distance(self.current, problem.target, problem.keys)
+        problem.report({"sweep": number, "moved": num_moved, "distance": left})
+        return not num_moved or left <= _EQUAL * sum(float(problem.target[k].double().square().sum()) for k in problem.keys)
 
+    def stretch(self) -> None:
+        """Choose scales and invertible matrices, set by set, while they bring the networks closer."""
+        for _ in range(_MAX_ROUNDS):
+            has_moved = False
+            for groups, keys in zip(self.sets, self.touched, strict=True):
+                update = stretch(self.problem, self.current, {group.name for group in groups}, keys)
+                if not update.logarithms and not update.matrices:
+                    continue
+                following, after = self._advance(update)
+                before = distance(self.current, self.problem.target, keys)
+                if distance(after, self.problem.target, keys) < (1 - _GAIN) * before:
+                    has_moved, self.total, self.current = True, following, after
+            if not has_moved:
+                break
 
-def _lengthen(mixed: MixedTensors, target: State, source: State, name: str, keys: Sequence[str]) -> Tensor:
-    """Numbers for pairs of units that bring queries times s and keys over s closest to the target, each by Newton's method.
+    def _decide(self, groups: list[Group], keys: list[str]) -> Transform:
+        """The best permutation of some groups, and the best rotations after it."""
+        scores, _ = score(self.problem, self.current, groups, keys)
+        mixed: dict[str, CrossProducts] = {}
+        found = {name: value.double().cpu() for name, value in scores.items()}
+        for name, basis in self.bases.items():
+            if basis.group not in scores:
+                continue
+            total, others = scores[basis.group], [key for key in keys if key not in basis.places]
+            if others:  # gains of norms, for example: a matrix does not change them
+                total = total - score(self.problem, self.current, groups, others)[0][basis.group]
+            mixed[name] = CrossProducts(self.symmetry, basis, total)
+            rest = found[basis.group] - total.double().cpu() if basis.kind == "signed" else 0
+            found[basis.group] = mixed[name].scores() + rest
+        permutation = harden(self.symmetry, found, groups)
+        return Transform(permutation, {}, {name: each.rotations(permutation) for name, each in mixed.items()})
 
-    The distance is a s^2 - 2 b s + c / s^2 - 2 d / s but for a constant. As a function of the logarithm of s it is convex
-    where b and d are not negative; steps are bounded, and what is not lower in the end is left at one.
-    """
-    squares, products = [], []
-    for is_dual in (False, True):
-        square = product = torch.zeros(())
-        for key in keys:
-            pairs = (mixed.unfold(key, state[key].double(), name, is_dual) for state in (target, source))
-            for theirs, ours in zip(*pairs, strict=True):
-                square = square.to(ours.device) + ours.square().sum((-2, -1))
-                product = product.to(ours.device) + (theirs * ours).sum((-2, -1))
-        squares.append(square.cpu())
-        products.append(product.cpu())
-    (a, c), (b, d) = squares, products
+    def _take(self, update: Transform) -> None:
+        if not update.is_identity:
+            self.total, self.current = self._advance(update)
 
-    def cost(t: Tensor) -> Tensor:
-        return a * (2 * t).exp() - 2 * b * t.exp() + c * (-2 * t).exp() - 2 * d * (-t).exp()
-
-    t = torch.zeros_like(a)
-    for _ in range(_NUM_NEWTON):
-        slope = 2 * (a * (2 * t).exp() - b * t.exp() - c * (-2 * t).exp() + d * (-t).exp())
-        curvature = 2 * (2 * a * (2 * t).exp() - b * t.exp() + 2 * c * (-2 * t).exp() - d * (-t).exp())
-        step = torch.where(curvature > 0, slope / curvature, slope.sign() * 0.1)
-        t = t - torch.nan_to_num(step).clamp(-0.5, 0.5)
-    t = torch.where(cost(t) < cost(torch.zeros_like(t)), t, torch.zeros_like(t))
-    return turn(torch.zeros_like(t), t.exp())
-
-
-def _least_squares(
-    mixed: MixedTensors, target: State, source: State, name: str, is_dual: bool, keys: Sequence[str]
-) -> Tensor | None:
-    """The matrix that brings what it multiplies of the source closest to the target; None if it is not well determined."""
-    cross = square = None
-    for key in keys:
-        pairs = (mixed.unfold(key, state[key].double(), name, is_dual) for state in (target, source))
-        for theirs, ours in zip(*pairs, strict=True):
-            cross = theirs @ ours.mT + (0 if cross is None else cross)
-            square = ours @ ours.mT + (0 if square is None else square)
-    if cross is None or square is None or not float(torch.linalg.cond(square).max()) < 1e8:
-        return None
-    matrix = torch.linalg.solve(square, cross.mT).mT.cpu()
-    return matrix if float(torch.linalg.cond(matrix).max()) < 1e4 else None
-
-
-def _distance(state: Mapping[str, Tensor], target: State, keys: Sequence[str]) -> float:
-    return sum(float((state[key].double() - target[key].double()).square().sum()) for key in keys)
+    def _advance(self, update: Transform) -> tuple[Transform, State]:
+        """The transform with an update, and the source after it; a lazy one is read and transformed anew each time."""
+        following = update @ self.total
+        is_lazy = self.current.is_lazy
+        return following, following.apply(self.problem.source) if is_lazy else update.apply(self.current)
 
 
 def _trusted(symmetry: Symmetry, keys: list[str], decided: Collection[str]) -> list[str]:
     """The tensors on which no other groups are left to decide; all if there are none."""
     return [key for key in keys if names(symmetry.layouts[key]) & symmetry.groups.keys() <= set(decided)] or keys
-
-
-def _decide(
-    symmetry: Symmetry, bases: Mapping[str, Basis], scores: Mapping[str, Tensor], signed: Mapping[str, Tensor]
-) -> Transform:
-    """The best permutation of some groups, and the best rotations after it.
-
-    Args:
-        symmetry: of the groups.
-        bases: of the groups, by name.
-        scores: of the groups.
-        signed: for groups whose units may change their signs, the part of the scores that changes with them.
-    """
-    mixed = {n: CrossProducts(symmetry, b, signed.get(b.group, scores[b.group])) for n, b in bases.items()}
-    found = {name: value.double().cpu() for name, value in scores.items()}
-    for each in mixed.values():
-        group = each.basis.group
-        found[group] = each.scores() + (found[group] - each.total if group in signed else 0)
-    groups = [symmetry.groups[name] for name in scores]
-    permutation = harden(symmetry, found, groups)
-    return Transform(permutation, {}, {name: each.rotations(permutation) for name, each in mixed.items()})

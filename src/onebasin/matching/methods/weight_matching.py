@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import torch
 
 from onebasin.matching.methods.base import Match, Method, check_choice, check_count
-from onebasin.matching.methods.basis_matching import sweep_with_bases
+from onebasin.matching.methods.basis_matching import sweep_transforms
 from onebasin.matching.problem import Problem
 from onebasin.matching.scores import inner_product, order_from_anchors, score, touched_keys
 from onebasin.relaxation.hardening import harden, joint_groups
@@ -46,9 +46,10 @@ class WeightMatching(Method):
 
     def match(self, problem: Problem) -> Match:
         """Sweep from the identity."""
-        if problem.symmetry.bases:
-            found, converged = sweep_with_bases(problem, self.max_sweeps)
-            return Match(found.permutation, problem.cost(found.permutation), converged, matrices=found.matrices)
+        if problem.symmetry.bases or problem.symmetry.scales:
+            found, converged = sweep_transforms(problem, self.max_sweeps)
+            cost = problem.cost(found.permutation)
+            return Match(found.permutation, cost, converged, logarithms=found.logarithms, matrices=found.matrices)
         start = problem.symmetry.identity()
         permutation, converged = sweep(problem, start, self.max_sweeps, anchored=self.order == "anchored")
         return Match(permutation, problem.cost(permutation), converged)
