@@ -81,7 +81,7 @@ def test_what_cannot_follow_is_refused():
     symmetry = ob.symmetry(model, case.inputs())
     key, layout = next((k, v) for k, v in symmetry.layouts.items() if k.endswith("weight") and _is_nested(symmetry, k))
     adapter = {key.replace("weight", "lora_A.weight"): torch.zeros(2, *(term.size for term in layout[1:]))}
-    refuse(adapter, "moves differently for every .*: a LoRA cannot follow it", symmetry.random())
+    refuse(adapter, "moves differently for every .*: it cannot be followed", symmetry.random())
 
 
 def _is_nested(symmetry, key):

@@ -105,3 +105,72 @@ def test_an_input_that_shrinks_is_told(onebasin, folder, monkeypatch):
         assert ran.code == 3
         assert f"{name} was changed while it was read" in ran.err
     assert not (folder / "out.pt").exists()
+
+
+def write_quantized(folder, dtype=torch.int8):
+    """q.safetensors: a.safetensors with codes for the second layer, and a scale for each of its rows."""
+    state = load(folder / "a.safetensors")
+    scale = state["3.weight"].abs().amax(1, keepdim=True) / 100
+    save_file(
+        {**state, "3.weight": (state["3.weight"] / scale).to(dtype), "3.weight_scale": scale}, folder / "q.safetensors"
+    )
+
+
+def test_scales_follow_the_weights(onebasin, folder):
+    write_quantized(folder)
+    for ignore in ((), ("--ignore", "*_scale")):  # both ways: they are not left behind
+        ran = onebasin("apply", "p.safetensors", "q.safetensors", "-o", "out.safetensors", "--force", *ignore)
+        assert ran.code == 0
+        assert "such as 3.weight_scale, are moved with them" in ran.err
+        before, after = load(folder / "q.safetensors"), load(folder / "out.safetensors")
+        before["3.weight"] = before["3.weight"].float() * before.pop("3.weight_scale")
+        expected = ob.Permutation.load(folder / "p.safetensors").apply(before)
+        assert torch.equal(after["3.weight"].float() * after["3.weight_scale"], expected["3.weight"])
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("command", ["align", "merge", "canonical", "verify"])
+def test_quantised_models_are_not_computed_with_without_their_scales(onebasin, folder, command, dtype):
+    write_quantized(folder, dtype)
+    files = ("q.safetensors",) if command == "canonical" else ("a.safetensors", "q.safetensors")
+    ran = onebasin(command, *files, *MLP, "--ignore", "*_scale", *(() if command == "verify" else ("-o", "out.pt")))
+    assert ran.code == 3
+    assert "'3.weight' in q.safetensors is quantised, with the scale '3.weight_scale'" in ran.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("align", "a.safetensors", "more.pt", *MLP),
+        ("merge", "more.pt", "a.safetensors", "--reference", "mean", *MLP),
+        ("apply", "p.safetensors", "more.pt"),
+    ],
+)
+def test_ignored_tensors_beside_moving_weights_are_refused(onebasin, folder, arguments):
+    torch.save({**load(folder / "b.pt"), "3.running_scale": torch.ones(12)}, folder / "more.pt")
+    before = digest(folder)
+    ran = onebasin(*arguments, "-o", "out.pt", "--ignore", "*scale")
+    assert ran.code == 3
+    assert "'3.running_scale' in more.pt is not in the model, but beside '3.weight', whose units move" in ran.err
+    assert digest(folder) == before
+
+
+def test_an_optimizer_whose_order_is_not_known_is_refused(onebasin, folder):
+    model = make_mlp()
+    parameters = dict(model.named_parameters())
+    model(torch.ones(1, 1, 8, 8)).sum().backward()
+    layers = [[name for name in parameters if name[0] in digits] for digits in ("3", "15")]
+    for file, groups in (
+        ("bare.pt", [{"params": [parameters[name] for name in layer]} for layer in layers]),
+        ("named.pt", [{"params": [(name, parameters[name]) for name in layer]} for layer in layers]),
+    ):
+        optimizer = torch.optim.Adam(groups)
+        optimizer.step()
+        torch.save(optimizer.state_dict(), folder / file)
+    ran = onebasin("apply", "p.safetensors", "bare.pt", "-o", "out.pt")
+    assert ran.code == 3
+    assert "groups of parameters without names, and it cannot be told which of its states of shape (12,)" in ran.err
+    assert onebasin("apply", "p.safetensors", "named.pt", "-o", "out.pt").code == 0
+    before, after = (torch.load(folder / name)["state"][1]["exp_avg"] for name in ("named.pt", "out.pt"))
+    permutation = ob.Permutation.load(folder / "p.safetensors")
+    assert torch.equal(after, permutation.move(before, permutation.symmetry.layouts["3.bias"]))

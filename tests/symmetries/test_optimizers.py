@@ -46,7 +46,7 @@ def test_factored_moments_and_foreign_parameters_are_refused():
     permutation = ob.symmetry(model, torch.zeros(1, 4)).random()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.state[model[0].weight]["row"] = torch.zeros(8)
-    with pytest.raises(ValueError, match="factored states cannot be permuted"):
+    with pytest.raises(ValueError, match="their states are factored and cannot be permuted"):
         permutation.apply_optimizer(optimizer, model)
     with pytest.raises(ValueError, match="not one of the model's"):
         permutation.apply_optimizer(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1), model)

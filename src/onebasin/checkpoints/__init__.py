@@ -9,6 +9,7 @@ from onebasin.checkpoints.input_protection import check_apart
 from onebasin.checkpoints.optimizer_states import move_optimizer
 from onebasin.checkpoints.reading import open_checkpoint
 from onebasin.checkpoints.tensor_names import check_finite, fit_names
+from onebasin.checkpoints.unknown_tensors import check_left
 from onebasin.checkpoints.writing import check_output, write_checkpoint
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "CheckpointSet",
     "check_apart",
     "check_finite",
+    "check_left",
     "check_output",
     "find_architecture",
     "find_companions",

@@ -44,7 +44,7 @@ def move_adapter(permutation: Permutation | Transform, adapter: LazyState, trans
     if isinstance(permutation, Permutation):
         return adapter.map(lambda key, value: permutation.move(value, parts[key].layout))
     for key, part in parts.items():
-        if part.is_magnitude and _enters(permutation, part.key):
+        if part.is_magnitude and is_multiplied(permutation, part.key):
             raise ValueError(f"{key!r} is a magnitude (DoRA) of a weight that is scaled or mixed, which it cannot follow")
     extended = _extend(permutation.symmetry, parts)
     check_fixed(extended, adapter)
@@ -94,21 +94,21 @@ def _find_part(symmetry: Symmetry, key: str, value: Tensor, transposed: bool) ->
         axes: tuple[int | None, ...] = (None, inputs, *range(2, len(layout)))
     else:
         axes = (output, *(None for _ in value.shape[1:]))
-    _check_independent(symmetry, weight, inputs if part.endswith("_A") else output)
+    check_independent(symmetry, weight, inputs if part.endswith("_A") else output)
     extents = zip(axes, value.shape, strict=False)
     found = tuple(Factor(extent) if axis is None else layout[axis] for axis, extent in extents)
     return _Part(weight, axes, _check_shape(key, value, found), part == "lora_magnitude_vector")
 
 
-def _check_independent(symmetry: Symmetry, key: str, axis: int) -> None:
-    """Refuse an axis of a tensor's layout that depends on another axis."""
+def check_independent(symmetry: Symmetry, key: str, axis: int) -> None:
+    """Refuse an axis of a tensor's layout that depends on another axis: what lies along it alone cannot follow."""
     layout, parents = symmetry.layouts[key], {basis.group: basis.parents for basis in symmetry.bases.values()}
     for parent, siblings in dependencies(layout[axis], parents | symmetry.parents):
         if find_parent(layout, axis, siblings, parent) != axis:
-            raise ValueError(f"axis {axis} of {key!r} moves differently for every {parent!r}: a LoRA cannot follow it")
+            raise ValueError(f"axis {axis} of {key!r} moves differently for every {parent!r}: it cannot be followed")
 
 
-def _enters(transform: Transform, key: str) -> bool:
+def is_multiplied(transform: Transform, key: str) -> bool:
     """Whether a tensor is multiplied by a scale or a matrix."""
     scales, bases = transform.symmetry.scales, transform.symmetry.bases
     scaled = any(key in scales[name].powers for name in transform.logarithms)

@@ -14,8 +14,11 @@ from onebasin.checkpoints.checkpoint import Checkpoint
 from onebasin.checkpoints.factories import SPECIFICATIONS
 from onebasin.checkpoints.reading import open_checkpoint
 from onebasin.checkpoints.tensor_names import check_finite, fit_names
+from onebasin.checkpoints.unknown_tensors import find_scales
 from onebasin.symmetries import Symmetry
 from onebasin.tensors.comparison import is_mixed
+
+_CONVERT = "such weights can be moved by a saved permutation (onebasin apply), and must be converted for all else"
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,8 @@ def open_models(
     architecture = find_architecture(specification, input_shapes, example_inputs, num_tensors)
     symmetry = architecture.symmetry(verify)
     shapes = architecture.shapes()
+    for checkpoint in opened:
+        _check_scales(checkpoint, shapes)
     checkpoints = tuple(fit_names(checkpoint, shapes, symmetry.ties, ignore) for checkpoint in opened)
     for checkpoint in checkpoints:
         _check_types(checkpoint, shapes)
@@ -106,6 +111,14 @@ def open_models(
     for checkpoint in checkpoints:
         symmetry.bind(checkpoint)
     return CheckpointSet(architecture, symmetry, checkpoints)
+
+
+def _check_scales(checkpoint: Checkpoint, shapes: Mapping[str, Tensor]) -> None:
+    """Refuse codes whose scales the model does not have: without them they are other weights."""
+    own = {key.rpartition(".")[2] for key in shapes}
+    for name, weight in find_scales(checkpoint).items():
+        if name.rpartition(".")[2] not in own:
+            raise ValueError(f"{weight!r} in {checkpoint.path} is quantised, with the scale {name!r}: {_CONVERT}")
 
 
 def _check_types(checkpoint: Checkpoint, shapes: Mapping[str, Tensor]) -> None:
@@ -118,6 +131,5 @@ def _check_types(checkpoint: Checkpoint, shapes: Mapping[str, Tensor]) -> None:
         ):
             raise ValueError(
                 f"{checkpoint.names[key]!r} in {checkpoint.path} has the type {value.dtype}, and the model computes with "
-                f"{expected.dtype}: such weights can be moved by a saved permutation (onebasin apply), and must be "
-                "converted for all else"
+                f"{expected.dtype}: {_CONVERT}"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,13 +12,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from onebasin.checkpoints.adapters import is_adapter, move_adapter
+from onebasin.checkpoints.adapters import is_adapter, is_multiplied, move_adapter
 from onebasin.checkpoints.checkpoint import TORCH_ENDINGS, Checkpoint
 from onebasin.checkpoints.companion_files import find_companions
 from onebasin.checkpoints.input_protection import check_apart
-from onebasin.checkpoints.optimizer_states import is_optimizer_state, move_optimizer
+from onebasin.checkpoints.optimizer_states import UNNAMED, has_names, is_optimizer_state, move_optimizer
 from onebasin.checkpoints.reading import load_plain, open_checkpoint
 from onebasin.checkpoints.tensor_names import check_finite, fit_names
+from onebasin.checkpoints.unknown_tensors import check_left, find_scales, is_quantized, lay_out_scales
 from onebasin.checkpoints.writing import check_output, write_checkpoint
 from onebasin.symmetries import Permutation, Transform
 from onebasin.tensors.files import check_writable, read_json, write_atomically, write_torch
@@ -78,7 +79,8 @@ def move_file(
     if path.is_file() and (kind == "optimizer" or (kind == "auto" and path.suffix in TORCH_ENDINGS)):
         content = load_plain(path)
         if is_optimizer_state(content):
-            return _MovedOptimizer(path, move_optimizer(permutation, content))
+            remarks = () if has_names(content) else (UNNAMED,)
+            return _MovedOptimizer(path, move_optimizer(permutation, content), remarks)
     if kind == "optimizer":
         raise ValueError(f"{path} is not the state dict of an optimiser: it needs 'state' and 'param_groups'")
     checkpoint = open_checkpoint(path)
@@ -90,9 +92,41 @@ def move_file(
     shapes = {key: torch.empty([term.size for term in layout], device="meta") for key, layout in symmetry.layouts.items()}
     if kind == "task-vector":
         vector = fit_names(checkpoint, shapes, symmetry.ties, ignore, partial=True)
+        check_left(vector, symmetry)
         return _MovedCheckpoint("task vector", vector, _move_vector(permutation, vector), _warn(permutation))
-    model = fit_names(checkpoint, shapes, symmetry.ties, ignore)
+    scales = find_scales(checkpoint)
+    model = fit_names(checkpoint, shapes, symmetry.ties, ignore, apart=scales)
+    scales = {name: weight for name, weight in scales.items() if weight in model.names.values()}
+    check_left(model, symmetry, scales)
+    if isinstance(permutation, Transform):
+        _check_multiplied(permutation, model)
+    if scales:
+        return _move_scaled(permutation, model, scales)
     return _MovedCheckpoint("model", model, permutation.apply(model))
+
+
+def _check_multiplied(transform: Transform, model: Checkpoint) -> None:
+    for key, value in model.shapes.items():
+        if is_quantized(value) and is_multiplied(transform, key):
+            raise ValueError(
+                f"{model.names[key]!r} in {model.path} has the type {value.dtype}: it can be permuted, but not "
+                "be multiplied by this transform"
+            )
+
+
+def _move_scaled(permutation: Permutation | Transform, model: Checkpoint, scales: Mapping[str, str]) -> _MovedCheckpoint:
+    """A model whose weights are codes: scales and zero points move with the rows that they belong to."""
+    layouts, moved = lay_out_scales(scales, model, permutation.symmetry), permutation.apply(model)
+    own = permutation.permutation if isinstance(permutation, Transform) else permutation
+
+    def read(key: str) -> Tensor:
+        return own.move(model.original[key], layouts[key]) if key in layouts else moved[key]
+
+    shapes = {**model.shapes, **{name: model.original.shapes[name] for name in scales}}
+    names = {**model.names, **{name: name for name in scales}}
+    whole = Checkpoint(shapes, model.original.__getitem__, model.layout, names, model.notes, model.original)
+    remark = f"scales and zero points of quantised weights, such as {next(iter(scales))}, are moved with them"
+    return _MovedCheckpoint("model", whole, LazyState(shapes, read), (remark,))
 
 
 def _move_vector(permutation: Permutation | Transform, vector: Checkpoint) -> LazyState:
@@ -133,7 +167,12 @@ class _MovedCheckpoint(MovedFile):
 class _MovedOptimizer(MovedFile):
     path: Path
     content: dict[str, Any]
+    remarks: tuple[str, ...] = ()
     kind: str = "optimizer"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.remarks
 
     def describe(self) -> str:
         return f"the states of {len(self.content['state'])} parameters"

@@ -25,6 +25,7 @@ def fit_names(
     ties: Iterable[tuple[str, ...]] = (),
     ignore: Collection[str] = (),
     partial: bool = False,
+    apart: Collection[str] = (),
 ) -> Checkpoint:
     """The same checkpoint under the names of a model. A prefix is removed or added if needed, which a note reports.
 
@@ -34,13 +35,14 @@ def fit_names(
         ties: sets of names that are one tensor: a checkpoint may leave out all but one of each.
         ignore: shell patterns for tensors that the model does not have. They stay as they are.
         partial: allow tensors to be missing, as in a task vector.
+        apart: names of tensors that the model does not have, and that the caller takes care of.
 
     Raises:
         ValueError: naming the first tensor that is missing, unknown, or of another shape.
     """
-    ignored = [name for name in checkpoint if any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore)]
-    names = [name for name in checkpoint if name not in ignored]
-    keys, note = _find_renaming(names, shapes)
+    ignored = {name for name in checkpoint if any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore)} - {*apart}
+    names = [name for name in checkpoint if name not in ignored and name not in apart]
+    keys, note = find_renaming(names, shapes)
     for key in keys:
         if key not in shapes:
             raise ValueError(_explain_unknown(checkpoint, keys[key], sum(k not in shapes for k in keys), len(keys)))
@@ -59,12 +61,13 @@ def fit_names(
     ordered = {key: keys[key] for key in shapes if key in keys}
     notes = (*checkpoint.notes, *([note] if note else []))
     if ignored:
-        notes = (*notes, f"left as they are: {', '.join(ignored[:3])}{' ...' if len(ignored) > 3 else ''}")
+        first = [name for name in checkpoint if name in ignored][:3]
+        notes = (*notes, f"left as they are: {', '.join(first)}{' ...' if len(ignored) > 3 else ''}")
     renamed = {key: checkpoint.shapes[name] for key, name in ordered.items()}
     return Checkpoint(renamed, lambda key: checkpoint[ordered[key]], checkpoint.layout, ordered, notes, checkpoint.original)
 
 
-def _find_renaming(names: list[str], shapes: Mapping[str, Tensor]) -> tuple[dict[str, str], str]:
+def find_renaming(names: list[str], shapes: Mapping[str, Tensor]) -> tuple[dict[str, str], str]:
     """Key of the model -> name in the file, for the prefix with which the model knows most names; and a note about it."""
     best, note = {name: name for name in names}, ""
     stacked = ["".join(parts) for count in (1, 2, 3) for parts in itertools.product(PREFIXES[:3], repeat=count)]

@@ -25,8 +25,8 @@ def move_optimizer_state(
         move: moves one tensor of a given layout.
 
     Raises:
-        ValueError: if a name is not known, or a state has another shape than its parameter: factored states cannot be
-            permuted.
+        ValueError: if a name is not known, or a state has another shape than its parameter or is a container of tensors:
+            factored states cannot be permuted.
     """
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
     moved: dict[Any, dict[str, Any]] = {}
@@ -41,14 +41,24 @@ def move_optimizer_state(
 
 def _move(what: str, value: Any, layout: Layout, move: Callable[[Tensor, Layout], Tensor]) -> Any:
     if not isinstance(value, Tensor):
+        _check_without_tensors(what, value)
         return value
-    if value.dim() == 0:
+    if value.numel() == 1:
         return value.clone()  # load_state_dict would share it, and both optimisers would count its steps
     expected = tuple(term.size for term in layout)
     if tuple(value.shape) != expected:
         raise ValueError(
-            f"the optimiser's {what} has shape {tuple(value.shape)}, the parameter has {expected}: "
-            "factored states cannot be permuted"
+            f"the optimiser's {what} has shape {tuple(value.shape)}, the parameter has {expected}: its parameters are in "
+            "another order, or their states are factored and cannot be permuted"
         )
     moved = move(value, layout)
     return value.clone() if moved is value else moved
+
+
+def _check_without_tensors(what: str, value: Any) -> None:
+    """Refuse containers of tensors, such as the preconditioners of each axis: they do not move as the parameter does."""
+    inside = [*value.values()] if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else []
+    for entry in inside:
+        if isinstance(entry, Tensor) and entry.numel() > 1:
+            raise ValueError(f"the optimiser's {what} is a container of tensors, and it cannot be told how they move")
+        _check_without_tensors(what, entry)

@@ -9,7 +9,7 @@ import torch
 import typer
 
 import onebasin as ob
-from onebasin.checkpoints import write_checkpoint
+from onebasin.checkpoints import check_left, write_checkpoint
 from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
 from onebasin.cli.line_evaluation import LineEvaluator, list_numbers
@@ -85,6 +85,7 @@ def align(
     outputs.check_drawing(report)
     models = inputs.read_models(output, files, architecture, input_shape, ignore, check, alignment.data, allow)
     models.symmetry.restrict(groups or None)
+    check_left(models.checkpoints[1], models.symmetry)
     written = [(model, files[1]), *([(target, files[0])] if target_out is not None else [])]
     left_out = outputs.note_companions(output, *written)
     outputs.show_inputs(output, [target, model], models)

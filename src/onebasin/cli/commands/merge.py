@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import onebasin as ob
-from onebasin.checkpoints import CheckpointSet, write_checkpoint
+from onebasin.checkpoints import CheckpointSet, check_left, write_checkpoint
 from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
 from onebasin.cli.line_evaluation import LineEvaluator, list_numbers
@@ -81,6 +81,8 @@ def merge(
     outputs.check_drawing(report)
     models = inputs.read_models(output, files, architecture, input_shape, ignore, check, alignment.data, allow)
     models.symmetry.restrict(groups or None)
+    if reference != "first":  # else the first model, whose layout is written, stays where it is
+        check_left(models.checkpoints[0], models.symmetry)
     left_out = outputs.note_companions(output, (paths[0], files[0]))
     outputs.show_inputs(output, paths, models)
     summary: dict[str, Any] = {
