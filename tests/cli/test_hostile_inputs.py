@@ -40,10 +40,13 @@ def hostile(folder, monkeypatch):
 def test_secrets_stay_where_they_are(onebasin, hostile, command):
     ran = onebasin(*command, "-o", "out", "--json")
     assert ran.code == 0, ran.err
-    allowed = {"model.safetensors", "special_tokens_map.json", "permutation.safetensors"}
+    allowed = {"model.safetensors", "special_tokens_map.json", "permutation.safetensors", "README.md"}
     written = {file.name: file.read_bytes() for file in (hostile / "out").iterdir()}
     assert written.keys() <= allowed
     assert "special_tokens_map.json" in written
+    for content in written.values():
+        assert SECRET not in content
+        assert b"root:" not in content
     for name in ("tokenizer.json", "env.txt", "vocab.txt", "x.json", "away", "pipe.json"):
         assert f"{name} (a " in ran.err
         assert any(f"{name} (a " in note for note in ran.record["notes"])

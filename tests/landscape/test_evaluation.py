@@ -29,3 +29,11 @@ def test_data_that_cannot_be_used():
         mean_loss(LOSSES["mse"], [])(nn.Linear(1, 1))
     with pytest.raises(TypeError, match="can be read once"):
         mean_loss(LOSSES["mse"], iter([]))
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_batches_are_moved_to_the_model():
+    model, x, y = nn.Linear(3, 4), torch.randn(10, 3), torch.randint(4, (10,))
+    evaluate = mean_loss(LOSSES["cross-entropy"], [(x, y)])
+    assert evaluate(model.cuda())["loss"] == pytest.approx(evaluate(model.cpu())["loss"], rel=1e-4)

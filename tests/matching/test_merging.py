@@ -52,6 +52,30 @@ def test_the_mean_of_many_is_no_worse_than_the_first():
 
 
 @pytest.mark.parametrize("reference", ["first", "mean"])
+def test_each_model_starts_where_it_is_told(reference):
+    models = [mlp(seed) for seed in range(3)]
+    symmetry = ob.symmetry(models[0], X)
+    starts = [symmetry.random(torch.Generator().manual_seed(seed)) for seed in range(2)]
+    options = {"symmetry": symmetry, "method": "exchange", "detect_copy": False, "polish": False}
+    found = []
+    ob.merge(models, init=starts, reference=reference, on_result=lambda *each: found.append(each), **options)
+    for (number, result), model, start in zip(found[:2], models[1:], starts, strict=True):
+        expected = ob.align(model, to=models[0], init=start, **options)
+        assert result.permutation == expected.permutation
+        assert number in (1, 2)
+    for _, result in found[2:]:  # the models have been moved: a start for them as they were has no meaning any more
+        assert result.cost <= result.start_cost
+
+
+@pytest.mark.parametrize("starts", [[], ["sinkhorn"], ["sinkhorn"] * 3])
+def test_there_is_one_start_for_each_model(starts):
+    with pytest.raises(ValueError, match=f"2 models are aligned to the first, and init has {len(starts)} starts"):
+        ob.merge([mlp(seed) for seed in range(3)], X, init=starts)
+    with pytest.raises(ValueError, match="init must be a Permutation or one of"):
+        ob.merge([mlp(seed) for seed in range(3)], X, init=["sinkhorn", "magic"])
+
+
+@pytest.mark.parametrize("reference", ["first", "mean"])
 def test_every_alignment_is_reported(reference):
     models = [mlp(seed) for seed in range(3)]
     alignments, permutations = [], []

@@ -14,6 +14,7 @@ from onebasin.checkpoints.architectures import Architecture
 from onebasin.checkpoints.checkpoint import Checkpoint
 from onebasin.checkpoints.checkpoint_set import CheckpointSet
 from onebasin.checkpoints.probes import make_probes
+from onebasin.landscape.batches import move_to
 from onebasin.programs.calls import Call
 from onebasin.programs.isolation import isolated
 from onebasin.programs.reach import ReachRecorder
@@ -56,7 +57,9 @@ class Equivalence:
         return "; ".join(parts)
 
 
-def compare_checkpoints(models: CheckpointSet, architectures: Sequence[Architecture], tolerance: float) -> Equivalence:
+def compare_checkpoints(
+    models: CheckpointSet, architectures: Sequence[Architecture], tolerance: float, device: str = "cpu"
+) -> Equivalence:
     """Compare two checkpoints, each in a model of its own architecture, in float64.
 
     The inputs are those of `make_probes`. Entries that none of them reached are compared directly. Rows of tables need not
@@ -67,17 +70,19 @@ def compare_checkpoints(models: CheckpointSet, architectures: Sequence[Architect
         models: the two checkpoints.
         architectures: of each.
         tolerance: the largest difference of such entries, relative to the largest one of the tensor.
+        device: where to run them; it must have float64.
 
     Raises:
         ValueError: if a checkpoint does not fit its own architecture, or its model cannot be run.
     """
     pairs = zip(models.checkpoints, architectures, strict=True)
-    first, second = (_load(checkpoint, architecture) for checkpoint, architecture in pairs)
+    first, second = (_load(checkpoint, architecture).to(device) for checkpoint, architecture in pairs)
+    inputs = move_to(first, architectures[0].example_inputs)
     states = [read_state(model).load() for model in (first, second)]
     recorders = [ReachRecorder(state) for state in states]
     difference, num_inputs, longest = 0.0, 0, 0
     with isolated(first, Call((), {})), isolated(second, Call((), {})):
-        for number, call in enumerate(make_probes(first, architectures[0].example_inputs)):
+        for number, call in enumerate(make_probes(first, inputs)):
             try:
                 with recorders[0]:
                     expected = function_of(first, call)(states[0])
@@ -94,11 +99,11 @@ def compare_checkpoints(models: CheckpointSet, architectures: Sequence[Architect
     rows = {key: (recorders[0].num_looked_up(key), size) for key, size in recorders[0].num_rows.items()}
     unreached, different = [], []
     for key in models.checkpoints[0]:
-        reached = recorders[0].reached(key) & recorders[1].reached(key)
+        reached = (recorders[0].reached(key) & recorders[1].reached(key)).cpu()
         if bool(reached.all()) or key.rpartition(".")[2] == _COUNTERS:
             continue
         unreached.append(key)
-        if not _agree(states[0][key], states[1][key], reached, tolerance):
+        if not _agree(states[0][key].cpu(), states[1][key].cpu(), reached, tolerance):
             different.append(key)
     return Equivalence(difference, num_inputs, longest, rows, tuple(unreached), tuple(different))
 

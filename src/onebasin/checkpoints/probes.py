@@ -125,7 +125,11 @@ class _Prober:
         tokens = call.kwargs.get("input_ids")
         if tokens is None or name in call.kwargs or name not in inspect.signature(self.model.forward).parameters:
             return call, trial
-        first = torch.arange(tokens.shape[-1])[None] if name == "position_ids" else torch.zeros_like(tokens)
+        first = (
+            torch.arange(tokens.shape[-1], device=tokens.device)[None]
+            if name == "position_ids"
+            else torch.zeros_like(tokens)
+        )
         extended = Call(call.args, {**call.kwargs, name: first})
         found = self._try(extended)
         if found is None or len(found.ranges) < len(trial.ranges):
@@ -183,7 +187,7 @@ def _fill(call: Call, values: dict[int, Tensor], length: int) -> Call:
         number = next(numbers)
         if number not in values:
             return leaf
-        return values[number].to(leaf.dtype).reshape(*leaf.shape[:-1], length)
+        return values[number].to(leaf.device, leaf.dtype).reshape(*leaf.shape[:-1], length)
 
     return Call(*tree_map(replace, (call.args, call.kwargs)))
 

@@ -164,7 +164,7 @@ def read_alignment_options(
     loss: str,
     settings: Sequence[str] | None,
     device: str,
-    init: str | None = None,
+    init: Sequence[str] = (),
     **arguments: Any,
 ) -> AlignmentOptions:
     """Read the options of an alignment, and refuse those that do not fit together.
@@ -176,24 +176,24 @@ def read_alignment_options(
         loss: by name.
         settings: options of the method, as NAME=VALUE.
         device: where to compute.
-        init: a method's name, or a file with a permutation.
+        init: names of methods, or files with permutations; one, or one for each model that is moved.
         **arguments: of `onebasin.align`, as they are.
 
     Raises:
         ValueError: naming the option.
     """
-    _check_device(device)
-    options, start, batches = read_settings(settings), _read_init(init), read_data(data, "train")
+    check_device(device)
+    options, starts, batches = read_settings(settings), [_read_init(text) for text in init], read_data(data, "train")
     goal = _read_objective(objective, read_loss(loss))
     # The library takes options without a method as those of "sinkhorn".
     chosen = make_method("sinkhorn" if method == AUTO else method, options)
-    methods = (chosen, METHODS.get(init or "", chosen))
+    methods = (chosen, *(METHODS[text] for text in init if text in METHODS))
     runs_networks = any(each.looks_at_activations for each in methods) or (goal is not None and goal.uses_data)
     if runs_networks and batches is None:
         raise ValueError("this method or objective runs the networks: give --data")
     runs_networks = runs_networks or (method == AUTO and batches is not None)
     used = batches if runs_networks else None
-    arguments = {"method": method, "objective": goal, "data": used, "init": start, **arguments, **options}
+    arguments = {"method": method, "objective": goal, "data": used, **_pass_starts(starts), **arguments, **options}
     return AlignmentOptions(arguments, batches, runs_networks, device)
 
 
@@ -224,15 +224,25 @@ def _read_objective(name: str | None, loss: Any) -> ob.Objective | None:
     return ob.Midpoint(loss) if name == "midpoint" else ob.RandomPoint(loss)
 
 
-def _read_init(text: str | None) -> str | ob.Permutation | None:
-    if text is None or text in METHODS:
+def _pass_starts(starts: Sequence[str | ob.Permutation]) -> dict[str, Any]:
+    """The argument of `onebasin.align` or, for several starts, of `onebasin.merge`."""
+    return {} if not starts else {"init": starts[0] if len(starts) == 1 else list(starts)}
+
+
+def _read_init(text: str) -> str | ob.Permutation:
+    if text in METHODS:
         return text
     if not Path(text).exists():
         raise ValueError(f"--init {text!r} is neither a file nor one of {', '.join(METHODS)}")
     return ob.Permutation.load(text)
 
 
-def _check_device(name: str) -> None:
+def check_device(name: str) -> None:
+    """Refuse a device that is not there.
+
+    Raises:
+        ValueError: saying so.
+    """
     try:
         torch.empty(1, device=name)
     except Exception as error:

@@ -30,6 +30,7 @@ class LineEvaluator:
         num_points: on each line, both ends included.
         reset: estimate the statistics of batch norms again at every point.
         repair: put the statistics of hidden units right between the ends, in this form.
+        device: where to run them.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class LineEvaluator:
         num_points: int = NUM_POINTS,
         reset: bool = False,
         repair: RepairForm | None = None,
+        device: str = "cpu",
     ):
         self.options: dict[str, Any] = {
             "num_points": num_points,
@@ -48,7 +50,7 @@ class LineEvaluator:
             "symmetry": models.symmetry,
         }
         self.evaluate = None if data is None else mean_loss(loss, data)
-        self.first = None if data is None else models.load_model(models.checkpoints[0])
+        self.first = None if data is None else models.load_model(models.checkpoints[0]).to(device)
 
     def evaluate_lines(
         self, states: Mapping[str, State], progress: Progress, first: nn.Module | None = None

@@ -66,6 +66,12 @@ Init = Annotated[
     str | None,
     _method("--init", metavar="METHOD|FILE", help="Start from the result of a method, or from a saved permutation."),
 ]
+Inits = Annotated[
+    list[str] | None,
+    _method("--init", metavar="METHOD|FILE",
+            help="Start from the result of a method, or from a saved permutation: once for all models, or once for each but "
+            "A, in their order."),
+]  # fmt: skip
 Groups = Annotated[
     list[str] | None,
     _method("--groups", metavar="PATTERN", help="Move only the groups with such names. Repeat for more."),
@@ -87,6 +93,7 @@ Settings = Annotated[
     _method("--set", metavar="NAME=VALUE", help="An option of the method: steps=50, max_sweeps=3, ... Repeat for more."),
 ]
 Device = Annotated[str, _method("--device", help="Where to compute: cpu, cuda, ...")]
+RunDevice = Annotated[str, _model("--device", help="Where to run the models: cpu, cuda, ...")]
 
 Data = Annotated[
     str | None,

@@ -19,6 +19,12 @@ from onebasin.tensors.files import check_writable
 from onebasin.tensors.progress import Progress
 from onebasin.tensors.states import LazyState, Model, State, read_state
 
+_COSTS = {
+    "weight-distance": "squared distance of the weights",
+    "midpoint": "loss half way between the networks",
+    "random-point": "mean loss at points between the networks",
+}
+
 
 def place_element(out: Path, is_folder: bool, what: Literal["permutation", "transform"]) -> Path:
     """Where a permutation or a transform is written if the user does not say."""
@@ -48,6 +54,11 @@ def check_further_output(
 ) -> None:
     """The same for a second checkpoint to write, which must not be in the way of the other outputs."""
     check_output(out, like, force, inputs)
+    check_place(out, taken)
+
+
+def check_place(out: Path, taken: Sequence[Path | None]) -> None:
+    """Refuse an output that is another one, lies in it, or holds it."""
     place = out.resolve()
     for path in (path.resolve() for path in taken if path is not None):
         if place == path or place in path.parents or path in place.parents:
@@ -200,6 +211,11 @@ def describe_element(element: Permutation | Transform) -> str:
     if not isinstance(element, Transform):
         return moved
     return f"{moved}, positive scales: {len(element.logarithms)}, changes of basis: {len(element.matrices)}"
+
+
+def describe_cost(objective: str | None) -> str:
+    """What the number is that an alignment minimises, by the name of its objective."""
+    return _COSTS[objective or "weight-distance"]
 
 
 def note_rounding(path: Path, checkpoint: Checkpoint) -> list[str]:

@@ -143,9 +143,14 @@ def call_model(model: nn.Module, inputs: Any, params: dict[str, Any] | None = No
         inputs: see above.
         params: tensors in place of the model's own.
     """
-    tensors = model.parameters() if params is None else params.values()
-    device = next((tensor.device for tensor in tensors if isinstance(tensor, Tensor)), None)
     kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
     args = () if kwargs else tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
-    args, kwargs = tree_map(lambda value: value.to(device) if isinstance(value, Tensor) else value, (args, kwargs))
+    args, kwargs = move_to(model, (args, kwargs), params)
     return model(*args, **kwargs) if params is None else torch.func.functional_call(model, params, args, kwargs)
+
+
+def move_to(model: nn.Module, values: Any, params: dict[str, Any] | None = None) -> Any:
+    """Inputs or targets on the device of a model, or of the tensors in place of its own."""
+    tensors = model.parameters() if params is None else params.values()
+    device = next((tensor.device for tensor in tensors if isinstance(tensor, Tensor)), None)
+    return tree_map(lambda value: value.to(device) if isinstance(value, Tensor) else value, values)

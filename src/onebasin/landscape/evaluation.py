@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onebasin.landscape.batches import call_model, check_data, split_batch
+from onebasin.landscape.batches import call_model, check_data, move_to, split_batch
 
 LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
     "cross-entropy": nn.functional.cross_entropy,
@@ -31,7 +31,7 @@ def mean_loss(loss: Callable[[Any, Any], Tensor], data: Iterable[Any]) -> Callab
         classes = True
         for batch in data:
             inputs, target = split_batch(batch)
-            output = call_model(model, inputs)
+            output, target = call_model(model, inputs), move_to(model, target)
             size = len(target)
             total += float(loss(output, target)) * size
             count += size

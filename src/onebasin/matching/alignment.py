@@ -99,7 +99,6 @@ class AlignOptions(MethodOptions, total=False):
 
     objective: Objective | Function | None
     data: Any
-    init: Permutation | MethodName | Method | None
     groups: Iterable[str] | str | None
     kinds: Kinds
     scaling: Scaling | None

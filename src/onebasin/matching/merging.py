@@ -33,6 +33,8 @@ from onebasin.tensors.states import Model, read_state
 
 Reference = Literal["first", "mean", "common"]
 """What models are aligned to; see `merge`."""
+Start = Permutation | MethodName | Method | None
+"""Where the alignment of a model starts; see `onebasin.align`."""
 
 
 def merge(
@@ -47,6 +49,7 @@ def merge(
     seed: int = 0,
     on_aligned: Callable[[list[Any]], None] | None = None,
     on_result: Callable[[int, Alignment], None] | None = None,
+    init: Start | Sequence[Start] = None,
     **options: Unpack[AlignOptions],
 ) -> Any:
     """Align models of one architecture and average them.
@@ -71,6 +74,8 @@ def merge(
         on_aligned: called with what was done to each model, before they are averaged: a `Permutation`, or a `Transform` of
             its canonical form if the symmetry has scales or bases.
         on_result: called after each alignment with the number of the model that it moved, from zero, and its result.
+        init: where the alignment to the first model starts, see `onebasin.align`: for all models, or a list with one for
+            each model but the first.
         **options: passed to `onebasin.align`.
 
     Returns:
@@ -92,7 +97,11 @@ def merge(
     check_callback("on_aligned", on_aligned)
     check_callback("on_result", on_result)
     moved = models if reference == "mean" else models[1:]
-    call = check_call(moved, symmetry=symmetry, method=method, seed=seed, **options)
+    starts = _list_starts(init, len(models) - 1)
+    call = check_call(moved, symmetry=symmetry, method=method, seed=seed, init=starts[0], **options)
+    options |= {"data": call.data, "groups": call.groups}  # what can be read only once has been read
+    for start in starts[1:]:
+        check_call(moved, symmetry=symmetry, method=method, seed=seed, init=start, **options)
     form, batches = _read_repair(repair, call.data)
     if form is not None and not all(isinstance(model, nn.Module) for model in models):
         raise ValueError("repair needs the networks: give modules, not state dicts")
@@ -106,8 +115,6 @@ def merge(
     symmetry = find_symmetry(models, example_inputs, symmetry, call.data, kinds)
     if (symmetry.scales or symmetry.bases) and reference == "mean" and len(models) > 2:
         raise ValueError("scales and bases are learned towards one model or for all at once: take reference='common'")
-    options |= {"data": call.data, "groups": call.groups}  # what can be read only once has been read
-
     if (
         symmetry.scales
         and not symmetry.bases
@@ -118,18 +125,23 @@ def merge(
         twins = [make_twin(cast(nn.Module, model), symmetry, batches) for model in models]
         if all(twins):
             given = {"weights": weights, "repair": batches, "method": method, "seed": seed, "reference": reference}
-            given |= {**options, "kinds": "positive"}
+            given |= {**options, "init": starts, "kinds": "positive"}
             found = [twin[0] for twin in twins if twin is not None]
             return _merge_twins(models[0], found, call, {**given, "on_aligned": on_aligned, "on_result": on_result})
 
-    def align_model(number: int, model: Model, to: Model) -> Alignment:
-        result = align(model, to, symmetry=symmetry, method=method, seed=seed, **options)
+    def align_model(number: int, model: Model, to: Model, start: Start) -> Alignment:
+        result = align(model, to, symmetry=symmetry, method=method, seed=seed, init=start, **options)
         result = replace(result, notes=(*notes, *result.notes))
         if on_result is not None:
             on_result(number, result)
         return result
 
-    results = [align_model(number, model, models[0]) for number, model in enumerate(models[1:], start=1)]
+    def align_again(number: int, model: Model, to: Model) -> Alignment:
+        start = starts[max(number - 1, 0)]
+        return align_model(number, model, to, None if isinstance(start, Permutation) else start)  # it has been applied
+
+    pairs = enumerate(zip(models[1:], starts, strict=True), start=1)
+    results = [align_model(number, model, models[0], start) for number, (model, start) in pairs]
     frame = _Frame(
         models,
         [models[0], *(result.model for result in results)],
@@ -139,7 +151,7 @@ def merge(
     if symmetry.scales or symmetry.bases:
         elements = [Transform(symmetry.identity(), {}), *(result.transform for result in results)]
     if reference == "mean" and len(models) > 2:
-        frame.align_to_means(shares, max_rounds, seed, align_model)
+        frame.align_to_means(shares, max_rounds, seed, align_again)
     elif reference == "common" and len(models) > 2 and (symmetry.scales or symmetry.bases):
         with show_progress(options.get("progress", False)) as report, seeded(seed, read_state(models[0]).device):
             frame.learn_together(elements, call, symmetry, options.get("scaling") or Scaling(), report)
@@ -155,6 +167,17 @@ def merge(
     if min(shares) < 0:
         _check_variances(merged, shares)
     return merged
+
+
+def _list_starts(init: Start | Sequence[Start], count: int) -> list[Start]:
+    """One start for each of the models that are aligned to the first."""
+    if not isinstance(init, list | tuple):
+        return [cast(Start, init)] * count
+    if len(init) != count:
+        raise ValueError(
+            f"{count} models are aligned to the first, and init has {len(init)} starts: give one for each of them"
+        )
+    return list(init)
 
 
 def _check_negative(shares: Sequence[float], form: RepairForm | None, reference: Reference) -> None:
@@ -184,7 +207,7 @@ def _merge_twins(model: nn.Module, twins: Sequence[nn.Module], call: Call, optio
 
     A filter before a norm can be scaled on its own, so twins have more scales than the networks they are twins of.
     """
-    if call.groups is not None or isinstance(call.init, Permutation):
+    if call.groups is not None or any(isinstance(start, Permutation) for start in options["init"]):
         raise ValueError(
             "networks without norms are merged by their normalised twins, whose groups have other names: "
             "leave out groups= and init=, or take repair='rescale'"

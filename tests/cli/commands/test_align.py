@@ -35,6 +35,41 @@ def test_align_with_data(onebasin, folder):
     assert {"step", "soft", "hard"} <= ran.record["history"][0].keys()
 
 
+@pytest.mark.parametrize(
+    ("objective", "unit"),
+    [
+        ((), "squared distance of the weights"),
+        (("--objective", "weight-distance"), "squared distance of the weights"),
+        (("--objective", "midpoint"), "loss half way between the networks"),
+        (("--objective", "random-point"), "mean loss at points between the networks"),
+    ],
+)
+def test_the_cost_has_a_unit(onebasin, folder, objective, unit):
+    torch.manual_seed(5)
+    torch.save(make_mlp().state_dict(), folder / "c.pt")
+    data = ("--data", "cli_networks:batches") if "-point" in str(objective) or "midpoint" in objective else ()
+    command = (
+        "align",
+        "a.safetensors",
+        "c.pt",
+        "-o",
+        "d.pt",
+        *MLP,
+        *objective,
+        *data,
+        "--method",
+        "ste",
+        "--set",
+        "steps=1",
+    )
+    assert f"({unit})" in onebasin(*command).out
+    record = onebasin(*command, "--force", "--json").record
+    assert record["cost_is"] == unit
+    if not data:
+        a, d = load(folder / "a.safetensors"), load(folder / "d.pt")
+        assert record["cost"] == pytest.approx(sum(float((a[key] - d[key]).square().sum()) for key in a))
+
+
 def test_align_speaks_json_and_nothing_else(onebasin, folder):
     ran = onebasin("align", "a.safetensors", "b.pt", "-o", "c.safetensors", "-p", "q.safetensors", *MLP, "--json")
     assert ran.record["cost"] == 0.0

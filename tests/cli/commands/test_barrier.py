@@ -55,3 +55,18 @@ def test_lines_to_a_transformed_model(onebasin, folder):
         ran = onebasin("barrier", *ends, *options, *loss)
         assert ran.code == 3
         assert "gains.pt: '2.weight' must be filled with 1" in ran.err
+
+
+def test_a_device_that_is_not_there_is_refused(onebasin, folder):
+    ran = onebasin("barrier", "a.safetensors", "b.pt", *MLP, "--data", "digits", "--device", "nowhere")
+    assert ran.code == 3
+    assert "cannot compute on 'nowhere'" in ran.err
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.usefixtures("folder")
+def test_the_device_does_not_change_the_curve(onebasin):
+    command = ("barrier", "a.safetensors", "b.pt", *MLP, "--data", "cli_networks:batches", "--points", "3", "--json")
+    found = [onebasin(*command, "--device", device).record["paths"]["as they are"] for device in ("cpu", "cuda")]
+    assert found[1]["metrics"]["loss"] == pytest.approx(found[0]["metrics"]["loss"], rel=1e-4)

@@ -46,6 +46,32 @@ def test_a_negative_variance_is_refused_and_nothing_is_written(onebasin, folder)
     assert bool((load(folder / "m.pt")["1.running_var"] > 0).all())
 
 
+def test_each_model_has_its_start(onebasin, folder):
+    for seed, name in ((5, "c.pt"), (6, "d.pt")):
+        torch.manual_seed(seed)
+        torch.save(make_mlp().state_dict(), folder / name)
+    symmetry = ob.Permutation.load(folder / "p.safetensors").symmetry
+    starts = [symmetry.random(torch.Generator().manual_seed(seed)) for seed in range(2)]
+    for start, name in zip(starts, ("s.safetensors", "t.safetensors"), strict=True):
+        start.save(folder / name)
+    merge = ("merge", "a.safetensors", "c.pt", "d.pt", "-o", "m.pt", *MLP, "--method", "ste", "--set", "steps=0")
+    assert onebasin(*merge, "--init", "s.safetensors", "--init", "t.safetensors").code == 0
+    found = [ob.Permutation.load(folder / "m.permutations" / f"{name}.safetensors") for name in "acd"]
+    assert found[0].is_identity
+    states = [load(folder / name) for name in ("a.safetensors", "c.pt", "d.pt")]
+    moved = []
+    ob.merge(states, symmetry=symmetry, method="ste", steps=0, init=starts, on_aligned=moved.extend)
+    assert found == moved
+    for count in (3, 4):
+        ran = onebasin(*merge, "--force", *["--init", "s.safetensors"] * count)
+        assert ran.code == 2
+        assert f"there are {count} starts: give one for all models, or 2: one for each but a.safetensors" in ran.err
+    before = (folder / "s.safetensors").read_bytes()
+    ran = onebasin(*merge, "--force", "--init", "s.safetensors", "--report", "s.safetensors")
+    assert "inputs are never changed" in ran.err
+    assert (folder / "s.safetensors").read_bytes() == before
+
+
 def test_models_of_one_name_are_told_apart(onebasin, folder):
     for name in ("x", "y"):
         (folder / name).mkdir()

@@ -1,5 +1,6 @@
 import json
 
+import pytest
 import torch
 from cli_files import MLP, load, write_llama
 from cli_networks import make_partly_used
@@ -56,3 +57,17 @@ def test_verify_names_tensors_that_no_input_reaches(onebasin, folder):
     assert "same function  not shown" in ran.out
     assert "spare" in ran.out
     assert onebasin("verify", "c.pt", "d.pt", *model, "--json").record["different_unreached"] == ["spare"]
+
+
+def test_a_device_that_is_not_there_is_refused(onebasin, folder):
+    ran = onebasin("verify", "a.safetensors", "b.pt", *MLP, "--device", "nowhere")
+    assert ran.code == 3
+    assert "cannot compute on 'nowhere'" in ran.err
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_models_are_compared_on_a_device(onebasin, folder):
+    assert onebasin("verify", "a.safetensors", "b.pt", *MLP, "--device", "cuda").code == 0
+    write_llama(folder / "llama", seed=0)
+    assert onebasin("verify", "llama", "llama", "--device", "cuda").code == 0

@@ -71,7 +71,8 @@ def align(
     if target_out is not None and kinds != "all":
         raise typer.BadParameter(f"TARGET stays as it is with --symmetry {kinds}", param_hint="--target-out")
     alignment = inputs.read_alignment_options(
-        method=method, objective=objective, data=data, loss=loss, settings=settings, device=device, init=init,
+        method=method, objective=objective, data=data, loss=loss, settings=settings, device=device,
+        init=[init] if init is not None else [],
         groups=groups or None, seed=seed, restarts=restarts, polish=polish, detect_copy=detect_copy,
     )  # fmt: skip
     files = inputs.open_files([target, model])
@@ -99,7 +100,8 @@ def align(
     fixed, moved = models.checkpoints
     record = record_run(output, [target, model], files, seed) if report or card else None
     with output.progress() as progress, inputs.explain_data_errors(alignment.data):
-        lines = LineEvaluator(models, inputs.read_loss(loss), inputs.read_data(data if report else None, "test"))
+        lines = LineEvaluator(models, inputs.read_loss(loss), inputs.read_data(data if report else None, "test"),
+                              device=device)  # fmt: skip
         paths = lines.evaluate_lines({"as they are": moved}, progress)
         first, second = alignment.load(models, run=kinds != "permutation")
         known = alignment.symmetry_of(models, kinds)
@@ -120,19 +122,21 @@ def align(
         notes.append(_NOT_TARGET.format(out=out, target=target))
     for note in notes:
         output.note(note)
-    title, facts = f"{model.name} aligned to {target.name}", {"target (A)": target, "model (B)": model, "written": out}
+    title, cost_is = f"{model.name} aligned to {target.name}", outputs.describe_cost(objective)
+    facts = {"target (A)": target, "model (B)": model, "written": out, "cost is the": cost_is}
     parts = {"symmetry": element.symmetry, "alignment": result, "paths": paths, "distances": distances}
     outputs.save_report(report, title, facts, record, **parts)
     output.show_facts({
         "method": result.method,
-        "cost": f"{result.start_cost:.6g} -> {result.cost:.6g} ({objective or 'weight-distance'})",
+        "cost": f"{result.start_cost:.6g} -> {result.cost:.6g} ({cost_is})",
         "moved": outputs.describe_element(element),
         "ended": ("converged" if result.converged else "stopped at its limit") + f" after {result.seconds:.1f} s",
         "wrote": [path for path in (out, file, target_out, report) if path is not None],
     })  # fmt: skip
     output.finish({
         **summary, "symmetry": element.symmetry.summary(), "report": report, "method": result.method,
-        "cost": result.cost, "start_cost": result.start_cost, "converged": result.converged, "seconds": result.seconds,
+        "cost": result.cost, "start_cost": result.start_cost, "cost_is": cost_is,
+        "converged": result.converged, "seconds": result.seconds,
         "history": result.history, "notes": [*models.notes, *left_out, *notes], "paths": list_numbers(paths),
     })  # fmt: skip
 

@@ -50,6 +50,7 @@ def barrier(
     ignore: options.Ignore = None,
     check: options.Check = None,
     allow: options.Allow = False,
+    device: options.RunDevice = "cpu",
     picture: Annotated[
         Path | None,
         typer.Option("--picture", metavar="FILE", help="Draw the curve: .svg, .png or .pdf.", rich_help_panel="Output"),
@@ -67,6 +68,7 @@ def barrier(
         )
     if data is None:
         raise typer.BadParameter("the loss is measured on data: give it", param_hint="--data")
+    inputs.check_device(device)
     batches, criterion = inputs.read_data(data, "test"), inputs.read_loss(loss)
     _check_picture(picture)
     files = inputs.open_files([a, b])
@@ -89,7 +91,8 @@ def barrier(
         return
     record = record_run(output, [a, b], files) if report else None
     with output.progress() as progress, inputs.explain_data_errors(batches):
-        paths = LineEvaluator(models, criterion, batches, points, reset, repair).evaluate_lines(states, progress)
+        lines = LineEvaluator(models, criterion, batches, points, reset, repair, device)
+        paths = lines.evaluate_lines(states, progress)
     output.show(_table(paths))
     if picture is not None:
         _draw(picture, paths)

@@ -15,6 +15,7 @@ from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
 from onebasin.cli.line_evaluation import LineEvaluator, list_numbers
 from onebasin.cli.run_record import RunRecord, record_run
+from onebasin.cli.saved_elements import place_elements
 from onebasin.landscape.calibration import DATA_FREE
 from onebasin.matching.merging import Reference
 from onebasin.matching.recommendation import AUTO
@@ -22,6 +23,10 @@ from onebasin.reporting.model_card import Ingredient, ModelCard
 from onebasin.tensors.distances import LayerDistance, find_layer_distances
 from onebasin.tensors.interpolation import check_weights, interpolate
 from onebasin.tensors.states import State
+
+_OF_TWINS = (
+    "no transforms were written: networks without norms are merged by their normalised twins, whose tensors have other names"
+)
 
 
 def merge(
@@ -53,8 +58,17 @@ def merge(
     restarts: options.Restarts = 0,
     polish: options.Polish = None,
     detect_copy: options.DetectCopy = True,
+    init: options.Inits = None,
     settings: options.Settings = None,
     device: options.Device = "cpu",
+    permutations: Annotated[
+        Path | None,
+        typer.Option("--permutations", metavar="FOLDER", help="Where to write the permutation of each model, or its "
+                     "transform with --symmetry, for onebasin apply. By default beside OUT.", rich_help_panel="Output"),
+    ] = None,
+    without: Annotated[
+        bool, typer.Option("--no-permutations", help="Do not write permutations or transforms.", rich_help_panel="Output")
+    ] = False,
     report: options.ReportFile = None,
     force: options.Force = False,
     dry_run: options.DryRun = False,
@@ -62,22 +76,32 @@ def merge(
 ) -> None:  # fmt: skip
     """Align checkpoints and average them into one.
 
-    The result has the layout and the types of A and, from a Hugging Face folder, its configuration and tokenizer.
+    The result has the layout and the types of A and, from a Hugging Face folder, its configuration and tokenizer. What was
+    done to each model is written beside it, so that onebasin apply can do the same to its LoRAs and task vectors.
     """
     output = Output(json)
     if len(paths) < 2:
         raise typer.BadParameter("merging needs at least two checkpoints", param_hint="A B [C ...]")
+    if permutations is not None and without:
+        raise typer.BadParameter("give one of --permutations and --no-permutations", param_hint="--permutations")
+    if init and len(init) not in (1, len(paths) - 1):
+        wanted = f"give one for all models, or {len(paths) - 1}: one for each but {paths[0]}"
+        raise typer.BadParameter(f"there are {len(init)} starts: {wanted}", param_hint="--init")
     shares = check_weights(_read_weights(weights), len(paths), normalise=True)
     alignment = inputs.read_alignment_options(
         method=method, objective=objective, data=data, loss=loss, settings=settings, device=device,
-        groups=groups or None, seed=seed, restarts=restarts, polish=polish, detect_copy=detect_copy,
+        init=init or [], groups=groups or None, seed=seed, restarts=restarts, polish=polish, detect_copy=detect_copy,
     )  # fmt: skip
     if repair not in (None, *DATA_FREE) and alignment.data is None:
         raise ValueError(f"--repair {repair} runs the networks: give --data, or take --repair norms, which needs none")
     files = inputs.open_files(paths)
-    sources = [*files, *inputs.list_input_files([architecture], [architecture, data, loss])]
+    sources = [*files, *inputs.list_input_files([architecture, *(init or ())], [architecture, data, loss])]
     card = outputs.place_card(out, files[0])
     outputs.check_outputs(out, files[0], sources, [report, card], force)
+    what = "permutation" if kinds == "permutation" else "transform"
+    saved = None if without else place_elements(out, files[0].layout.is_folder, what, paths, permutations)
+    if saved is not None:
+        saved.check(sources, [out, report], force)
     outputs.check_drawing(report)
     models = inputs.read_models(output, files, architecture, input_shape, ignore, check, alignment.data, allow)
     models.symmetry.restrict(groups or None)
@@ -87,15 +111,16 @@ def merge(
     outputs.show_inputs(output, paths, models)
     summary: dict[str, Any] = {
         "command": "merge", "models": paths, "out": out, "weights": shares, "method": method, "reference": reference,
-        "kinds": kinds, "symmetry": models.symmetry.summary(),
+        "kinds": kinds, "permutations": None if saved is None else saved.paths, "symmetry": models.symmetry.summary(),
     }  # fmt: skip
     if dry_run:
-        outputs.finish_dry_run(output, summary, [out, report])
+        outputs.finish_dry_run(output, summary, [out, saved and saved.path, report])
         return
     like, found = models.checkpoints[0], _Alignments(outputs.short_names(paths))
     record = record_run(output, paths, files, seed) if report or card else None
     with output.progress() as progress, inputs.explain_data_errors(alignment.data):
-        lines = LineEvaluator(models, inputs.read_loss(loss), inputs.read_data(data if report else None, "test"))
+        lines = LineEvaluator(models, inputs.read_loss(loss), inputs.read_data(data if report else None, "test"),
+                              device=device)  # fmt: skip
         curves = lines.evaluate_lines(_name_lines(found.names, models.checkpoints), progress)
         merged = ob.merge(
             alignment.load(models, run=repair is not None or kinds != "permutation"), weights=shares, repair=repair,
@@ -106,6 +131,11 @@ def merge(
         state = outputs.cast_like(like, merged)
         beside = outputs.write_card(found.describe(record, paths, shares, out) if record is not None and card else None)
         write_checkpoint(out, state, like, force, progress, beside, outputs.list_inside(out, like, [report]))
+        if saved is not None and found.are_of(models):
+            saved.write(found.elements, force)
+        elif saved is not None:
+            saved, summary["permutations"] = None, None
+            found.remarks.append(_OF_TWINS)
         distances = {}
         if kinds == "permutation":  # else the line is not from the first file, but from what was made of it
             aligned = _move_to_first(found.permutations, models)
@@ -122,7 +152,8 @@ def merge(
         report, f"Merge of {', '.join(found.names)}", shown, record, symmetry=models.symmetry, permutations=found.moved,
         paths=curves, averages=averages, distances=distances, ends=("A", "B") if len(paths) == 2 else ("start", "end"),
     )  # fmt: skip
-    output.show_facts({**facts, "wrote": [path for path in (out, report) if path is not None]})
+    written = (out, saved and saved.path, report)
+    output.show_facts({**facts, "wrote": [path for path in written if path is not None]})
     output.finish({
         **summary, "report": report, "method": found.methods, "history": found.history, "merged": measured,
         "unaligned": unaligned, "notes": [*models.notes, *left_out, *found.notes], "paths": list_numbers(curves),
@@ -135,16 +166,26 @@ class _Alignments:
 
     Attributes:
         names: of the models.
-        permutations: one for each model.
+        elements: what was done to each model.
         results: the alignments in their order, each with the name of its model.
+        remarks: further notes.
     """
 
     names: list[str]
-    permutations: list[ob.Permutation] = field(default_factory=list)
+    elements: list[ob.Permutation | ob.Transform] = field(default_factory=list)
     results: list[tuple[str, ob.Alignment]] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
 
     def keep(self, elements: Sequence[Any]) -> None:
-        self.permutations.extend(each.permutation if isinstance(each, ob.Transform) else each for each in elements)
+        self.elements.extend(elements)
+
+    def are_of(self, models: CheckpointSet) -> bool:
+        """Whether they belong to the models themselves, and not to networks that were made of them."""
+        return all(each.symmetry.layouts.keys() == models.symmetry.layouts.keys() for each in self.elements)
+
+    @property
+    def permutations(self) -> list[ob.Permutation]:
+        return [each.permutation if isinstance(each, ob.Transform) else each for each in self.elements]
 
     def add(self, number: int, result: ob.Alignment) -> None:
         self.results.append((self.names[number], result))
@@ -155,7 +196,7 @@ class _Alignments:
         models: dict[str, list[str]] = {}
         for name, note in dict.fromkeys((name, note) for name, result in self.results for note in result.notes):
             models.setdefault(note, []).append(name)
-        return [f"{', '.join(names)}: {note}" for note, names in models.items()]
+        return [*(f"{', '.join(names)}: {note}" for note, names in models.items()), *self.remarks]
 
     @property
     def methods(self) -> str:

@@ -21,6 +21,7 @@ def verify(
     architecture: options.Architecture = None,
     input_shape: options.InputShape = None,
     ignore: options.Ignore = None,
+    device: options.RunDevice = "cpu",
     json: options.Json = False,
 ) -> None:
     """Do two checkpoints compute the same function? Exit code 0: yes, 1: no, or it cannot be shown.
@@ -29,10 +30,11 @@ def verify(
     vocabulary, the positions and the token types. Entries that no input reached are compared directly.
     """
     output = Output(json)
+    inputs.check_device(device)
     models = inputs.read_models(output, inputs.open_files([a, b]), architecture, input_shape, ignore, check=False)
     architectures = [models.architecture] * 2 if architecture is not None else models.own_architectures()
     with output.status("running both models"):
-        found = compare_checkpoints(models, architectures, tolerance)
+        found = compare_checkpoints(models, architectures, tolerance, device)
     same = found.difference <= tolerance and not found.different
     first, second = models.checkpoints
     equal = sum(bool((first[key] == second[key]).all()) for key in first)
