@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,14 +65,33 @@ class FileLayout:
         return self.path if self.path.is_dir() and (self.path / "config.json").is_file() else None
 
 
+@dataclass(frozen=True)
+class Conversion:
+    """Tensors in files that are other tensors in the model, such as experts that the model keeps in one stack.
+
+    Attributes:
+        names: of the tensors in the files.
+        keys: of the tensors in the model that they become.
+        convert: from the tensors in the files to those in the model.
+        restore: back, exactly.
+    """
+
+    names: tuple[str, ...]
+    keys: tuple[str, ...]
+    convert: Callable[[Sequence[Tensor]], list[Tensor]]
+    restore: Callable[[Sequence[Tensor]], list[Tensor]]
+
+
 class Checkpoint(LazyState):
     """A checkpoint on disk as a lazy state.
 
     Attributes:
         layout: its files.
-        names: for each key the name of its tensor in the files; they differ if a prefix was removed.
+        names: for each key the name of its tensor in the files. Keys without one are in the conversions, or the model makes
+            their tensors itself.
         notes: remarks for the user about how it was read.
         original: the same checkpoint under the names in the files, with every tensor in them.
+        conversions: of tensors that are stacked or split otherwise in the files.
     """
 
     def __init__(
@@ -83,16 +102,29 @@ class Checkpoint(LazyState):
         names: Mapping[str, str] | None = None,
         notes: tuple[str, ...] = (),
         original: Checkpoint | None = None,
+        conversions: tuple[Conversion, ...] = (),
     ):
         super().__init__(shapes, read)
-        self.layout, self.notes = layout, notes
-        self.names = dict(names or {key: key for key in shapes})
+        self.layout, self.notes, self.conversions = layout, notes, conversions
+        self.names = {key: key for key in shapes} if names is None else dict(names)
         self.original = original or self
 
     @property
     def path(self) -> Path:
         """The file or folder that the user named."""
         return self.layout.path
+
+    @property
+    def unsaved(self) -> list[str]:
+        """The keys of tensors that are not in the files, because the model makes them itself."""
+        saved = {*self.names, *(key for conversion in self.conversions for key in conversion.keys)}
+        return [key for key in self if key not in saved]
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Each name of a tensor in the files that the model has, behind a key of it. Tied keys share a name."""
+        converted = [(each.keys[0], name) for each in self.conversions for name in each.names]
+        return [*self.names.items(), *converted]
 
     @property
     def dtypes(self) -> list[str]:

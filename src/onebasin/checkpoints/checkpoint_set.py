@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from onebasin.checkpoints.architectures import Architecture, find_architecture
 from onebasin.checkpoints.checkpoint import Checkpoint
+from onebasin.checkpoints.conversions import fit_to_model
 from onebasin.checkpoints.factories import SPECIFICATIONS
 from onebasin.checkpoints.reading import open_checkpoint
-from onebasin.checkpoints.tensor_names import check_finite, fit_names
+from onebasin.checkpoints.tensor_names import check_finite
 from onebasin.checkpoints.unknown_tensors import find_scales
 from onebasin.symmetries import Symmetry
 from onebasin.tensors.comparison import is_mixed
@@ -100,14 +101,14 @@ def open_models(
         specification = str(folders[0])
     num_tensors = max(len(checkpoint.original) for checkpoint in opened)
     architecture = find_architecture(specification, input_shapes, example_inputs, num_tensors)
-    symmetry = architecture.symmetry(verify)
     shapes = architecture.shapes()
     for checkpoint in opened:
         _check_scales(checkpoint, shapes)
-    checkpoints = tuple(fit_names(checkpoint, shapes, symmetry.ties, ignore) for checkpoint in opened)
+    checkpoints = tuple(fit_to_model(checkpoint, architecture.make, ignore) for checkpoint in opened)
     for checkpoint in checkpoints:
         _check_types(checkpoint, shapes)
     check_finite(*checkpoints)
+    symmetry = architecture.symmetry(verify)
     for checkpoint in checkpoints:
         symmetry.bind(checkpoint)
     return CheckpointSet(architecture, symmetry, checkpoints)

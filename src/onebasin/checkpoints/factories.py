@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from onebasin.checkpoints.example_inputs import make_example_inputs
 from onebasin.checkpoints.layer_counts import check_layer_counts
 from onebasin.checkpoints.plain_configurations import make_plain, offline
 from onebasin.tensors.files import read_json
@@ -175,7 +176,7 @@ def _find_in_folder(path: Path, num_tensors: int | None) -> Factory:
         model = build_on_meta(build)
     except Exception as error:
         raise ValueError(f"transformers cannot build the model of {file}: {_first_line(error)}") from error
-    return Factory(build, _make_inputs(model, config), notes)
+    return Factory(build, make_example_inputs(model, config), notes)
 
 
 def _turn_off_cache(config: Any) -> tuple[str, ...]:
@@ -185,17 +186,6 @@ def _turn_off_cache(config: Any) -> tuple[str, ...]:
     for part in caching:
         part.use_cache = False
     return ("traced with use_cache=False: a cache among the outputs would pin what is in it",) if caching else ()
-
-
-def _make_inputs(model: Any, config: Any) -> Any:
-    """Example inputs of a Hugging Face model that takes text or images; None for others."""
-    tokens = torch.arange(8).remainder(int(getattr(config.get_text_config(), "vocab_size", 0) or 8)).unsqueeze(0)
-    if model.main_input_name == "input_ids":
-        decoder = {"decoder_input_ids": tokens} if getattr(config, "is_encoder_decoder", False) else {}
-        return {"input_ids": tokens, **decoder}
-    if model.main_input_name == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
-        return {"pixel_values": torch.randn(1, getattr(config, "num_channels", 3), config.image_size, config.image_size)}
-    return None
 
 
 def _import_extra(module: str, extra: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
@@ -15,13 +16,15 @@ from torch import Tensor
 from onebasin.checkpoints.adapters import is_adapter, is_multiplied, move_adapter
 from onebasin.checkpoints.checkpoint import TORCH_ENDINGS, Checkpoint
 from onebasin.checkpoints.companion_files import find_companions
+from onebasin.checkpoints.conversions import fit_to_model
+from onebasin.checkpoints.factories import find_factory
 from onebasin.checkpoints.input_protection import check_apart
 from onebasin.checkpoints.optimizer_states import UNNAMED, has_names, is_optimizer_state, move_optimizer
 from onebasin.checkpoints.reading import load_plain, open_checkpoint
 from onebasin.checkpoints.tensor_names import check_finite, fit_names
 from onebasin.checkpoints.unknown_tensors import check_left, find_scales, is_quantized, lay_out_scales
 from onebasin.checkpoints.writing import check_output, write_checkpoint
-from onebasin.symmetries import Permutation, Transform
+from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.tensors.files import check_writable, read_json, write_atomically, write_torch
 from onebasin.tensors.progress import Progress
 from onebasin.tensors.states import LazyState
@@ -88,28 +91,44 @@ def move_file(
     if kind == "lora" or (kind == "auto" and is_adapter(checkpoint)):
         transposed = _is_transposed(checkpoint) if transposed is None else transposed
         return _MovedCheckpoint("lora", checkpoint, move_adapter(permutation, checkpoint, transposed), _warn(permutation))
-    symmetry = permutation.symmetry
-    shapes = {key: torch.empty([term.size for term in layout], device="meta") for key, layout in symmetry.layouts.items()}
+    symmetry, scales = permutation.symmetry, {} if kind == "task-vector" else find_scales(checkpoint)
+    fitted = _fit(checkpoint, symmetry, ignore, kind == "task-vector", scales)
     if kind == "task-vector":
-        vector = fit_names(checkpoint, shapes, symmetry.ties, ignore, partial=True)
-        check_left(vector, symmetry)
-        return _MovedCheckpoint("task vector", vector, _move_vector(permutation, vector), _warn(permutation))
-    scales = find_scales(checkpoint)
-    model = fit_names(checkpoint, shapes, symmetry.ties, ignore, apart=scales)
-    scales = {name: weight for name, weight in scales.items() if weight in model.names.values()}
-    check_left(model, symmetry, scales)
+        check_left(fitted, symmetry)
+        return _MovedCheckpoint("task vector", fitted, _move_vector(permutation, fitted), _warn(permutation))
+    scales = {name: weight for name, weight in scales.items() if weight in fitted.names.values()}
+    check_left(fitted, symmetry, scales)
     if isinstance(permutation, Transform):
-        _check_multiplied(permutation, model)
+        _check_multiplied(permutation, fitted)
     if scales:
-        return _move_scaled(permutation, model, scales)
-    return _MovedCheckpoint("model", model, permutation.apply(model))
+        return _move_scaled(permutation, fitted, scales)
+    return _MovedCheckpoint("model", fitted, permutation.apply(fitted))
+
+
+def _fit(
+    checkpoint: Checkpoint, symmetry: Symmetry, ignore: Collection[str], partial: bool, apart: Collection[str]
+) -> Checkpoint:
+    """The checkpoint under the names of a symmetry. If they do not fit, the configuration beside it may tell the names."""
+    shapes = {key: torch.empty([term.size for term in layout], device="meta") for key, layout in symmetry.layouts.items()}
+    try:
+        return fit_names(checkpoint, shapes, symmetry.ties, ignore, partial, apart)
+    except ValueError as error:
+        folder = checkpoint.layout.hugging_face_folder
+        if folder is None or importlib.util.find_spec("transformers") is None:
+            raise
+        try:
+            make = find_factory(str(folder), len(checkpoint)).make
+            checkpoint = fit_to_model(checkpoint, make, ignore, partial, apart)
+        except ValueError:
+            raise error from None
+    return fit_names(checkpoint, shapes, symmetry.ties, ignore, partial)
 
 
 def _check_multiplied(transform: Transform, model: Checkpoint) -> None:
     for key, value in model.shapes.items():
         if is_quantized(value) and is_multiplied(transform, key):
             raise ValueError(
-                f"{model.names[key]!r} in {model.path} has the type {value.dtype}: it can be permuted, but not "
+                f"{model.names.get(key, key)!r} in {model.path} has the type {value.dtype}: it can be permuted, but not "
                 "be multiplied by this transform"
             )
 
@@ -124,7 +143,7 @@ def _move_scaled(permutation: Permutation | Transform, model: Checkpoint, scales
 
     shapes = {**model.shapes, **{name: model.original.shapes[name] for name in scales}}
     names = {**model.names, **{name: name for name in scales}}
-    whole = Checkpoint(shapes, model.original.__getitem__, model.layout, names, model.notes, model.original)
+    whole = Checkpoint(shapes, model.__getitem__, model.layout, names, model.notes, model.original, model.conversions)
     remark = f"scales and zero points of quantised weights, such as {next(iter(scales))}, are moved with them"
     return _MovedCheckpoint("model", whole, LazyState(shapes, read), (remark,))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import itertools
 from collections.abc import Collection, Iterable, Mapping
@@ -26,6 +27,7 @@ def fit_names(
     ignore: Collection[str] = (),
     partial: bool = False,
     apart: Collection[str] = (),
+    defaults: Mapping[str, Tensor] | None = None,
 ) -> Checkpoint:
     """The same checkpoint under the names of a model. A prefix is removed or added if needed, which a note reports.
 
@@ -36,6 +38,7 @@ def fit_names(
         ignore: shell patterns for tensors that the model does not have. They stay as they are.
         partial: allow tensors to be missing, as in a task vector.
         apart: names of tensors that the model does not have, and that the caller takes care of.
+        defaults: tensors that the model makes itself and that a checkpoint may lack.
 
     Raises:
         ValueError: naming the first tensor that is missing, unknown, or of another shape.
@@ -45,7 +48,8 @@ def fit_names(
     keys, note = find_renaming(names, shapes)
     for key in keys:
         if key not in shapes:
-            raise ValueError(_explain_unknown(checkpoint, keys[key], sum(k not in shapes for k in keys), len(keys)))
+            name = checkpoint.names.get(keys[key], keys[key])
+            raise ValueError(_explain_unknown(checkpoint, name, sum(k not in shapes for k in keys), len(keys)))
         found, expected = (tuple(s.shape) for s in (checkpoint.shapes[keys[key]], shapes[key]))
         if found != expected:
             raise ValueError(f"{keys[key]!r} in {checkpoint.path} has shape {found}, the model has {expected}")
@@ -53,18 +57,35 @@ def fit_names(
         present = next((key for key in tied if key in keys), None)
         if present is not None:
             keys.update({key: keys[present] for key in tied if key not in keys})
-    missing = [key for key in shapes if key not in keys]
+    own = {key: value for key, value in (defaults or {}).items() if key not in keys}
+    missing = [key for key in shapes if key not in keys and key not in own]
     if missing and not partial:
         raise ValueError(
             f"{checkpoint.path} has no {missing[0]!r}, which the model has ({len(missing)} of {len(shapes)} are missing)"
         )
-    ordered = {key: keys[key] for key in shapes if key in keys}
     notes = (*checkpoint.notes, *([note] if note else []))
     if ignored:
         first = [name for name in checkpoint if name in ignored][:3]
         notes = (*notes, f"left as they are: {', '.join(first)}{' ...' if len(ignored) > 3 else ''}")
-    renamed = {key: checkpoint.shapes[name] for key, name in ordered.items()}
-    return Checkpoint(renamed, lambda key: checkpoint[ordered[key]], checkpoint.layout, ordered, notes, checkpoint.original)
+    if own:
+        notes = (*notes, f"{next(iter(own))!r} is not in the file, the model makes it itself")
+    return _rename(checkpoint, {key: keys[key] for key in shapes if key in keys}, own, notes)
+
+
+def _rename(
+    checkpoint: Checkpoint, sources: Mapping[str, str], own: Mapping[str, Tensor], notes: tuple[str, ...]
+) -> Checkpoint:
+    """The checkpoint under other names, with tensors that are not in it; `sources` are its names by the new ones."""
+    shapes = {key: checkpoint.shapes[name] for key, name in sources.items()}
+    shapes |= {key: value.to("meta") for key, value in own.items()}
+    names = {key: checkpoint.names[name] for key, name in sources.items() if name in checkpoint.names}
+    keys = {name: key for key, name in reversed(list(sources.items()))}
+    conversions = [dataclasses.replace(each, keys=tuple(keys[key] for key in each.keys)) for each in checkpoint.conversions]
+
+    def read(key: str) -> Tensor:
+        return own[key] if key in own else checkpoint[sources[key]]
+
+    return Checkpoint(shapes, read, checkpoint.layout, names, notes, checkpoint.original, tuple(conversions))
 
 
 def find_renaming(names: list[str], shapes: Mapping[str, Tensor]) -> tuple[dict[str, str], str]:

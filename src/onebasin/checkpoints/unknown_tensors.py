@@ -80,21 +80,21 @@ def check_left(model: Checkpoint, symmetry: Symmetry, followed: Iterable[str] = 
     Raises:
         ValueError: naming the first such tensor.
     """
-    modules: dict[str, list[str]] = {}
-    for key, name in model.names.items():
-        modules.setdefault(name.rpartition(".")[0], []).append(key)
-    known = {*model.names.values(), *followed}
+    modules: dict[str, list[tuple[str, str]]] = {}
+    for key, name in model.pairs:
+        modules.setdefault(name.rpartition(".")[0], []).append((key, name))
+    known = {*(name for _, name in model.pairs), *followed}
     for name, value in model.original.shapes.items():
         module = name.rpartition(".")[0]
         if name in known or value.numel() <= 1:
             continue
         parts = module.split(".")
         around = [".".join(parts[:count]) for count in range(1, len(parts) + 1)] if module else [""]
-        for key in (key for each in around for key in modules.get(each, ())):
+        for key, other in (pair for each in around for pair in modules.get(each, ())):
             sizes = _free_sizes(symmetry.layouts[key], symmetry)
             if sizes and (is_quantized(model.shapes[key]) or sizes & set(value.shape)):
                 raise ValueError(
-                    f"{name!r} in {model.path} is not in the model, but beside {model.names[key]!r}, whose units move: "
+                    f"{name!r} in {model.path} is not in the model, but beside {other!r}, whose units move: "
                     "it may have to move with them, and cannot be left as it is"
                 )
 

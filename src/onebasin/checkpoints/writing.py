@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -13,7 +14,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from onebasin.checkpoints.checkpoint import SAFETENSORS_TYPES, TORCH_ENDINGS, Checkpoint
+from onebasin.checkpoints.checkpoint import SAFETENSORS_TYPES, TORCH_ENDINGS, Checkpoint, Conversion
 from onebasin.checkpoints.companion_files import CARD_NAME, copy_companion, find_companions
 from onebasin.checkpoints.input_protection import check_apart
 from onebasin.tensors.files import (
@@ -127,9 +128,30 @@ def _name_as_in_files(state: State, like: Checkpoint) -> LazyState:
     keys: dict[str, str] = {}
     for key, name in like.names.items():
         keys.setdefault(name, key)
-    given = state.shapes
-    shapes = {name: given[keys[name]] if name in keys else shape for name, shape in like.original.shapes.items()}
-    return LazyState(shapes, lambda name: state[keys[name]] if name in keys else like.original[name])
+    parts = {name: (each, number) for each in like.conversions for number, name in enumerate(each.names)}
+    _check_unsaved(state, like)
+    given, shapes = state.shapes, dict(like.original.shapes)
+    shapes |= {name: given[key] for name, key in keys.items()}
+    shapes |= {name: shapes[name].to(given[each.keys[0]].dtype) for name, (each, _) in parts.items()}
+
+    @functools.lru_cache(maxsize=2)  # of an expert's tensors, which follow each other, two kinds are stacked differently
+    def restore(conversion: Conversion) -> list[Tensor]:
+        return conversion.restore([state[key] for key in conversion.keys])
+
+    def read(name: str) -> Tensor:
+        if name in parts:
+            conversion, number = parts[name]
+            return restore(conversion)[number]
+        return state[keys[name]] if name in keys else like.original[name]
+
+    return LazyState(shapes, read)
+
+
+def _check_unsaved(state: State, like: Checkpoint) -> None:
+    """Refuse a state with changes in tensors that the files do not hold, because the model makes them itself."""
+    for key in like.unsaved:
+        if not torch.equal(state[key].cpu(), like[key]):
+            raise ValueError(f"{key!r} would change, but {like.path} does not hold it: the model makes it itself")
 
 
 def _count_reads(tensors: LazyState, progress: Progress) -> LazyState:
