@@ -130,7 +130,8 @@ def _check_types(checkpoint: Checkpoint, shapes: Mapping[str, Tensor]) -> None:
             expected.is_floating_point(),
             expected.is_complex(),
         ):
+            name = checkpoint.names.get(key, key)
             raise ValueError(
-                f"{checkpoint.names[key]!r} in {checkpoint.path} has the type {value.dtype}, and the model computes with "
+                f"{name!r} in {checkpoint.path} has the type {value.dtype}, and the model computes with "
                 f"{expected.dtype}: {_CONVERT}"
             )
