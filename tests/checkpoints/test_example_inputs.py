@@ -56,3 +56,11 @@ def test_the_convolutions_leave_frames_of_a_sound():
 
 def test_unknown_inputs():
     assert make_example_inputs(transformers.EncodecModel, transformers.EncodecConfig()) is None
+
+
+def test_inputs_that_are_too_large_are_refused():
+    config = transformers.ResNetConfig(image_size=10**5)
+    with pytest.raises(
+        ValueError, match=r"inputs of shape \(1, 3, 100000, 100000\), which are too large: give --input-shape"
+    ):
+        make_example_inputs(transformers.ResNetModel, config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,10 @@ class Architecture:
 
 
 def find_architecture(
-    specification: str, input_shapes: Sequence[str] = (), example_inputs: Any = None, num_tensors: int | None = None
+    specification: str,
+    input_shapes: Sequence[str] = (),
+    example_inputs: Any = None,
+    tensors: Mapping[str, Tensor] | None = None,
 ) -> Architecture:
     """Find an architecture by its name.
 
@@ -80,13 +83,14 @@ def find_architecture(
         input_shapes: shapes of the example inputs, such as "1,3,224,224", "1,8:long" or "input_ids=1,8:long". Not needed
             if the specification provides example inputs.
         example_inputs: used if neither shapes nor the specification provide any.
-        num_tensors: in the checkpoint, if there is one: a configuration with more layers is refused before it is built.
+        tensors: of the checkpoint, if there is one, on the meta device: a configuration with more layers, experts or tokens
+            than they can have is refused before it is built.
 
     Raises:
         ValueError: if there is no such architecture, or no example inputs.
     """
     given = read_inputs(input_shapes) if input_shapes else None
-    factory = find_factory(specification, num_tensors)
+    factory = find_factory(specification, tensors)
     inputs = next((inputs for inputs in (given, factory.example_inputs, example_inputs) if inputs is not None), None)
     if inputs is None:
         raise ValueError(f"the example inputs of {specification} are not known: give --input-shape, such as 1,3,224,224")

@@ -53,8 +53,8 @@ class CheckpointSet:
         for number, checkpoint in enumerate(self.checkpoints):
             folder = checkpoint.layout.hugging_face_folder
             if folder is not None and str(folder) != self.architecture.name:
-                inputs, num_tensors = self.architecture.example_inputs, len(checkpoint.original)
-                found[number] = find_architecture(str(folder), example_inputs=inputs, num_tensors=num_tensors)
+                inputs, tensors = self.architecture.example_inputs, checkpoint.original.shapes
+                found[number] = find_architecture(str(folder), example_inputs=inputs, tensors=tensors)
         return found
 
     def load(self) -> list[nn.Module]:
@@ -99,8 +99,8 @@ def open_models(
         if not folders:
             raise ValueError(f"the files do not tell their architecture: give it with --model ({SPECIFICATIONS})")
         specification = str(folders[0])
-    num_tensors = max(len(checkpoint.original) for checkpoint in opened)
-    architecture = find_architecture(specification, input_shapes, example_inputs, num_tensors)
+    largest = max(opened, key=lambda checkpoint: checkpoint.original.num_entries).original
+    architecture = find_architecture(specification, input_shapes, example_inputs, largest.shapes)
     shapes = architecture.shapes()
     for checkpoint in opened:
         _check_scales(checkpoint, shapes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ _NUM_FRAMES = 8
 """Steps in time that are left of a sound after the convolutions."""
 _USUAL_SIDE = 224
 """Of images, for models that take any size and do not name one."""
+_MOST_ENTRIES = 2**27
+"""Of one input: an image of 6,600 by 6,600 pixels."""
 _IMAGE_TOKENS = ("image_token_id", "image_token_index")
 """Entries of models that put images in the place of some tokens. They take text alone as well."""
 
@@ -23,6 +26,9 @@ def make_example_inputs(model: Any, config: Any) -> dict[str, Tensor] | None:
     Args:
         model: of transformers, on any device.
         config: its configuration.
+
+    Raises:
+        ValueError: if the inputs that it describes are too large.
     """
     taken = inspect.signature(model.forward).parameters
     makers = {
@@ -50,13 +56,13 @@ def _make_image(config: Any) -> Tensor:
     if isinstance(size, dict):
         size = [size.get("height", _USUAL_SIDE), size.get("width", _USUAL_SIDE)]
     height, width = size if isinstance(size, list | tuple) else (size, size)
-    return torch.randn(1, getattr(vision, "num_channels", 3), height, width)
+    return _draw(1, getattr(vision, "num_channels", 3), height, width)
 
 
 def _make_features(config: Any) -> Tensor | None:
     """A spectrogram: of the whole length that the encoder has positions for, which Whisper insists on."""
     bins, positions = (getattr(config, name, None) for name in ("num_mel_bins", "max_source_positions"))
-    return torch.randn(1, bins, 2 * positions) if bins and positions else None
+    return _draw(1, bins, 2 * positions) if bins and positions else None
 
 
 def _make_sound(config: Any) -> Tensor | None:
@@ -66,6 +72,12 @@ def _make_sound(config: Any) -> Tensor | None:
         length = _NUM_FRAMES
         for kernel, stride in reversed(list(zip(kernels, strides, strict=True))):
             length = (length - 1) * stride + kernel
-        return torch.randn(1, length)
+        return _draw(1, length)
     bins, length = (getattr(config, name, None) for name in ("num_mel_bins", "max_length"))
-    return torch.randn(1, length, bins) if bins and length else None
+    return _draw(1, length, bins) if bins and length else None
+
+
+def _draw(*shape: int) -> Tensor:
+    if math.prod(shape) > _MOST_ENTRIES:
+        raise ValueError(f"the configuration asks for inputs of shape {shape}, which are too large: give --input-shape")
+    return torch.randn(shape)

@@ -7,15 +7,15 @@ import importlib
 import importlib.util
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from onebasin.checkpoints.configuration_sizes import check_entries, check_sizes
 from onebasin.checkpoints.example_inputs import make_example_inputs
-from onebasin.checkpoints.layer_counts import check_layer_counts
 from onebasin.checkpoints.plain_configurations import make_plain, offline
 from onebasin.tensors.files import read_json
 
@@ -52,19 +52,19 @@ def build_on_meta(make: Callable[[], nn.Module]) -> nn.Module:
         return build_on_cpu(make)
 
 
-def find_factory(specification: str, num_tensors: int | None = None) -> Factory:
+def find_factory(specification: str, tensors: Mapping[str, Tensor] | None = None) -> Factory:
     """The factory that a specification names.
 
     Args:
         specification: see `onebasin.checkpoints.find_architecture`.
-        num_tensors: in the checkpoint, if there is one: a configuration with more layers is refused.
+        tensors: of the checkpoint, if there is one, on the meta device: a configuration that says more is refused.
 
     Raises:
         ValueError: if there is none, or it cannot be used.
     """
     package, _, name = specification.partition(":")
     if Path(specification).is_dir() or Path(specification).name == "config.json":
-        return _find_in_folder(Path(specification), num_tensors)
+        return _find_in_folder(Path(specification), tensors)
     if not name:
         raise ValueError(f"there is no model {specification!r}: give {SPECIFICATIONS}")
     if package in ("torchvision", "timm"):
@@ -144,7 +144,7 @@ def _find_in_timm(name: str) -> Factory:
     return Factory(lambda: timm.create_model(name, pretrained=False), torch.randn(1, *shape))
 
 
-def _find_in_folder(path: Path, num_tensors: int | None) -> Factory:
+def _find_in_folder(path: Path, tensors: Mapping[str, Tensor] | None) -> Factory:
     """The model that a Hugging Face configuration describes. No code from the folder is run."""
     file = path if path.name == "config.json" else path / "config.json"
     if not file.is_file():
@@ -155,7 +155,7 @@ def _find_in_folder(path: Path, num_tensors: int | None) -> Factory:
     except (ValueError, OSError, AssertionError):
         raise ValueError(f"{file} is not a configuration, or it is damaged") from None
     content = make_plain(content, file)
-    check_layer_counts(content, file, num_tensors)
+    check_sizes(content, file, tensors)
     if importlib.util.find_spec("torchvision") is not None:
         _import_extra("torchvision", "vision")  # transformers imports it if it is installed; our message is clearer
     transformers = _import_extra("transformers", "hf")
@@ -176,6 +176,7 @@ def _find_in_folder(path: Path, num_tensors: int | None) -> Factory:
         model = build_on_meta(build)
     except Exception as error:
         raise ValueError(f"transformers cannot build the model of {file}: {_first_line(error)}") from error
+    check_entries(model, file, tensors)
     return Factory(build, make_example_inputs(model, config), notes)
 
 

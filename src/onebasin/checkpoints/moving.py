@@ -117,7 +117,7 @@ def _fit(
         if folder is None or importlib.util.find_spec("transformers") is None:
             raise
         try:
-            make = find_factory(str(folder), len(checkpoint)).make
+            make = find_factory(str(folder), checkpoint.shapes).make
             checkpoint = fit_to_model(checkpoint, make, ignore, partial, apart)
         except ValueError:
             raise error from None

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 from cli_files import write_llama
 from cli_networks import make_transformer
@@ -51,3 +53,15 @@ def test_the_weights_of_a_folder_tell_which_gains_stay(onebasin, folder):
     config.save_pretrained(folder / "empty")
     record = onebasin("inspect", "empty", "--symmetry", "all", "--json").record
     assert "orthogonal" in {basis["kind"] for basis in record["bases"].values()}
+
+
+@pytest.mark.parametrize("entry", ["num_hidden_layers", "vocab_size"])
+def test_a_folder_is_compared_with_its_tensors(onebasin, folder, entry):
+    """Without the weights beside it, 900 layers would be built."""
+    write_llama(folder / "llama", seed=0)
+    file = folder / "llama" / "config.json"
+    size = {"num_hidden_layers": 900, "vocab_size": 10**6}[entry]
+    file.write_text(json.dumps({**json.loads(file.read_text()), entry: size}))
+    ran = onebasin("inspect", "llama")
+    assert ran.code == 3
+    assert f"llama/config.json says {entry}: {size}, but the checkpoint has 20 tensors" in " ".join(ran.err.split())

@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 import onebasin as ob
-from onebasin.checkpoints import Architecture, find_architecture, open_models
-from onebasin.checkpoints.checkpoint import WEIGHT_FILES
+from onebasin.checkpoints import Architecture, Checkpoint, find_architecture, open_checkpoint, open_models
 from onebasin.cli import options
 from onebasin.cli.console import Output, escape_controls
 from onebasin.symmetries import Place, Power, Symmetry
@@ -50,10 +49,11 @@ def inspect(
         symmetry = element.symmetry
         output.show(repr(element))
     else:
-        found = find_architecture(architecture, input_shape or ())
+        weights = _open_weights(Path(architecture))
+        found = find_architecture(architecture, input_shape or (), tensors=None if weights is None else weights.shapes)
         notes += found.notes
         if kinds == "all":
-            symmetry, more = _trace_canonical(found, input_shape or (), check)
+            symmetry, more = _trace_canonical(found, weights, input_shape or (), check)
             notes += more
         else:
             symmetry = found.symmetry(check, kinds)
@@ -66,11 +66,20 @@ def inspect(
     output.finish({"command": "inspect", "model": architecture, **_list_contents(symmetry), "notes": notes})
 
 
-def _trace_canonical(architecture: Architecture, shapes: Sequence[str], check: bool | None) -> tuple[Symmetry, list[str]]:
+def _open_weights(path: Path) -> Checkpoint | None:
+    """The weights in a folder; None if there are none, or they cannot be read: an architecture can be shown without them."""
+    try:
+        return open_checkpoint(path) if path.is_dir() else None
+    except (ValueError, OSError):
+        return None
+
+
+def _trace_canonical(
+    architecture: Architecture, weights: Checkpoint | None, shapes: Sequence[str], check: bool | None
+) -> tuple[Symmetry, list[str]]:
     """The symmetry of all kinds where gains are folded, with the weights of a folder if there are any; and what was done."""
-    has_weights = any((Path(architecture.name) / file).is_file() for file in WEIGHT_FILES)
-    if has_weights:
-        (model,) = open_models([architecture.name], architecture.name, shapes, verify=False).load()
+    if weights is not None:
+        (model,) = open_models([weights], architecture.name, shapes, verify=False).load()
     else:
         model = architecture.build()
     form = ob.canonical(model, architecture.example_inputs)
@@ -78,7 +87,7 @@ def _trace_canonical(architecture: Architecture, shapes: Sequence[str], check: b
     symmetry = architecture.symmetry(check, "all", model)
     notes = [f"{len(form.folded)} gains of norms were folded"] if form.folded else []
     notes += [f"the gain {key} stays: {reason}" for key, reason in form.left.items()]
-    if symmetry.fixed and not has_weights:
+    if symmetry.fixed and weights is None:
         notes.append(
             "this is for gains of one, as the model starts: in a checkpoint, those that cannot be folded leave less"
         )
