@@ -41,15 +41,17 @@ def make_symmetry(config: dict[str, Any]) -> tuple[ob.Symmetry, dict[str, Tensor
     return ob.symmetry(model, inputs), {key: value.detach() for key, value in model.state_dict().items()}
 
 
-def random_checkpoint(folder: Path, shapes: dict[str, Tensor], ties: tuple[tuple[str, ...], ...], seed: int) -> Checkpoint:
-    """Random weights in shards, drawn as they are written."""
-    kept = {key: value for key, value in shapes.items() if not any(key in keys[1:] for keys in ties)}
+def random_checkpoint(folder: Path, shapes: dict[str, Tensor], symmetry: ob.Symmetry, seed: int) -> Checkpoint:
+    """Random weights in shards, drawn as they are written; gains that a change of basis needs to be one are one."""
+    kept = {key: value for key, value in shapes.items() if not any(key in keys[1:] for keys in symmetry.ties)}
     numbers = {key: number for number, key in enumerate(kept)}
 
     def draw(key: str) -> Tensor:
+        if key in symmetry.fixed:
+            return torch.full(kept[key].shape, symmetry.fixed[key], dtype=kept[key].dtype)
         generator = torch.Generator().manual_seed(seed * 10**6 + numbers[key])
         value = torch.randn(kept[key].shape, generator=generator)
-        return (value * 0.02 if value.dim() > 1 else 1 + 0.1 * value).to(torch.bfloat16)
+        return (value * 0.02 if value.dim() > 1 else 1 + 0.1 * value).to(kept[key].dtype)
 
     files: dict[Path, list[str]] = {}
     room = 0
@@ -101,7 +103,7 @@ def run(folder: Path, device: str, noise: float, seed: int, layers: int) -> dict
 
     symmetry, shapes = timed("trace", lambda: make_symmetry(config))
     record["parameters"] = sum(v.numel() for k, v in shapes.items() if not any(k in t[1:] for t in symmetry.ties))
-    first = timed("write", lambda: random_checkpoint(folder / "a", shapes, symmetry.ties, seed))
+    first = timed("write", lambda: random_checkpoint(folder / "a", shapes, symmetry, seed))
     first = fit_names(first, shapes, symmetry.ties)
     planted = symmetry.random(torch.Generator().manual_seed(seed))
     noisy = first.map(_noise(noise, first.names)) if noise else first

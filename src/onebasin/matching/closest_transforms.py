@@ -178,4 +178,4 @@ def _parts(mixed: MixedTensors, held: _Held, name: str, is_dual: bool) -> list[t
 
 def distance(state: Mapping[str, Tensor], target: Mapping[str, Tensor], keys: Iterable[str]) -> float:
     """The sum of the squared differences of some tensors."""
-    return sum(float((state[key].double() - target[key].double()).square().sum()) for key in keys)
+    return sum(float((state[key] - target[key]).square().sum(dtype=torch.float64)) for key in keys)

@@ -91,18 +91,29 @@ def inner_product(state: State, target: State, keys: list[str] | tuple[str, ...]
     return float(torch.stack(inner).sum()) if inner else 0.0
 
 
-def score(problem: Problem, source: State, groups: list[Group], keys: list[str]) -> tuple[dict[str, Tensor], bool]:
+def score(
+    problem: Problem, source: State, groups: list[Group], keys: list[str], dtype: torch.dtype | None = None
+) -> tuple[dict[str, Tensor], bool]:
     """For each of some joint groups, the inner products of target and source units, in the shape of its plan.
+
+    Args:
+        problem: with the target.
+        source: the source as it has been moved.
+        groups: decided together.
+        keys: of the tensors to compare.
+        dtype: what to compute in; that of the problem if None.
 
     Returns:
         The scores, and whether they are exact: not where a tensor has the groups on it more than once.
     """
     symmetry = problem.symmetry
     members = {g.name: g for g in groups}
-    scores = {g.name: torch.zeros(plan_shape(symmetry, g), dtype=problem.dtype, device=problem.device) for g in groups}
+    dtype = dtype or problem.dtype
+    scores = {g.name: torch.zeros(plan_shape(symmetry, g), dtype=dtype, device=problem.device) for g in groups}
     exact = True
     for key in keys:
-        for block in member_blocks(symmetry.layouts[key], members, problem.target[key], source[key]):
+        tensors = (state[key].to(dtype) for state in (problem.target, source))
+        for block in member_blocks(symmetry.layouts[key], members, *tensors):
             innermost = innermost_axes(members, block)
             exact = exact and len(innermost) == 1
             for axis, chain in innermost.items():

@@ -26,6 +26,7 @@ class MixedTensors:
     def __init__(self, bases: Mapping[str, Basis], layouts: Mapping[str, Layout]):
         self._layouts: dict[str, Layout] = {}
         self._parents: dict[str, tuple[str, ...]] = {}
+        self._kinds = {name: basis.kind for name, basis in bases.items()}
         signed = {name: basis for name, basis in bases.items() if basis.kind == "signed"}
         sizes = {f.name: f.size for layout in layouts.values() for term in layout for f in factors(term) if f.name}
         self._signs = ScaledTensors(
@@ -65,7 +66,8 @@ class MixedTensors:
         plans = {}
         for name, matrix in matrices.items():
             if _name(name, False) in self._parents:
-                plans |= pair(name, matrix, torch.linalg.inv(matrix).mT)
+                is_rotation = self._kinds[name] in ("orthogonal", "centred")
+                plans |= pair(name, matrix, matrix if is_rotation else torch.linalg.inv(matrix).mT)
             else:
                 plans[name] = matrix
         return plans

@@ -37,13 +37,25 @@ class Transform:
             that is not named is one.
         matrices: of the bases by their names in ``permutation.symmetry.bases``, (*parent sizes, size, size) each; a basis
             that is not named stays as it is.
+        check: refuse numbers of wrong shapes, and matrices that are not of the kind of their bases.
     """
 
     def __init__(
-        self, permutation: Permutation, logarithms: Mapping[str, Tensor], matrices: Mapping[str, Tensor] | None = None
+        self,
+        permutation: Permutation,
+        logarithms: Mapping[str, Tensor],
+        matrices: Mapping[str, Tensor] | None = None,
+        check: bool = True,
     ):
-        symmetry = permutation.symmetry
         matrices = matrices or {}
+        if check:
+            self._check(permutation.symmetry, logarithms, matrices)
+        self.permutation = permutation
+        self.logarithms = {name: value.detach().cpu().double() for name, value in logarithms.items()}
+        self.matrices = {name: value.detach().cpu().double() for name, value in matrices.items()}
+
+    @staticmethod
+    def _check(symmetry: Symmetry, logarithms: Mapping[str, Tensor], matrices: Mapping[str, Tensor]) -> None:
         for name, value in matrices.items():
             if name not in symmetry.bases:
                 raise ValueError(f"the symmetry has no basis {name!r}")
@@ -59,9 +71,6 @@ class Transform:
                 raise ValueError(f"the scale {name!r} has shape {tuple(value.shape)}, expected {shape}")
             if not bool(value.isfinite().all()):
                 raise ValueError(f"the scale {name!r} is not finite")
-        self.permutation = permutation
-        self.logarithms = {name: value.detach().cpu().double() for name, value in logarithms.items()}
-        self.matrices = {name: value.detach().cpu().double() for name, value in matrices.items()}
 
     @classmethod
     def random(cls, symmetry: Symmetry, generator: torch.Generator | None = None) -> Transform:
@@ -110,7 +119,7 @@ class Transform:
         """The same for one group; all others stay as they are."""
         mine = {n: v for n, v in self.logarithms.items() if self.symmetry.scales[n].group == group}
         mixed = {n: v for n, v in self.matrices.items() if self.symmetry.bases[n].group == group}
-        return Transform(self.permutation.only(group), mine, mixed)
+        return Transform(self.permutation.only(group), mine, mixed, check=False)
 
     @overload
     def apply(self, model: LazyState) -> LazyState: ...  # pyright: ignore[reportOverlappingOverload]
@@ -205,7 +214,7 @@ class Transform:
                 is_signs = self.symmetry.bases[name].kind == "signed"
                 matrix = matrix * matrices[name] if is_signs else matrix @ matrices[name]
             matrices[name] = matrix
-        return Transform(self.permutation @ other.permutation, total, matrices)  # type: ignore[arg-type]
+        return Transform(self.permutation @ other.permutation, total, matrices, check=False)  # type: ignore[arg-type]
 
     def inverse(self) -> Transform:
         """The transform that undoes this one."""
@@ -214,7 +223,7 @@ class Transform:
         signed = {name for name, basis in self.symmetry.bases.items() if basis.kind == "signed"}
         inverted = {n: value if n in signed else torch.linalg.inv(value) for n, value in self.matrices.items()}
         matrices = back._carry_matrices(inverted)
-        return Transform(back.permutation, logarithms, matrices)
+        return Transform(back.permutation, logarithms, matrices, check=False)
 
     def _carry(self, logarithms: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Numbers of units, where the permutation puts them."""

@@ -45,7 +45,7 @@ def with_pairs(symmetry: Symmetry) -> Symmetry:
 def without_pairs(symmetry: Symmetry, found: Transform) -> Transform:
     """A transform of `with_pairs(symmetry)` as one of the symmetry."""
     indices = {name: found.permutation[name] for name in symmetry.groups}
-    return Transform(Permutation(symmetry, indices, check=False), found.logarithms, found.matrices)
+    return Transform(Permutation(symmetry, indices, check=False), found.logarithms, found.matrices, check=False)
 
 
 class CrossProducts:
@@ -201,20 +201,21 @@ class _Sweeps:
 
     def _decide(self, groups: list[Group], keys: list[str]) -> Transform:
         """The best permutation of some groups, and the best rotations after it."""
-        scores, _ = score(self.problem, self.current, groups, keys)
+        scores, _ = score(self.problem, self.current, groups, keys, torch.float64)
         mixed: dict[str, CrossProducts] = {}
-        found = {name: value.double().cpu() for name, value in scores.items()}
+        found = {name: value.cpu() for name, value in scores.items()}
         for name, basis in self.bases.items():
             if basis.group not in scores:
                 continue
             total, others = scores[basis.group], [key for key in keys if key not in basis.places]
             if others:  # gains of norms, for example: a matrix does not change them
-                total = total - score(self.problem, self.current, groups, others)[0][basis.group]
+                total = total - score(self.problem, self.current, groups, others, torch.float64)[0][basis.group]
             mixed[name] = CrossProducts(self.symmetry, basis, total)
-            rest = found[basis.group] - total.double().cpu() if basis.kind == "signed" else 0
+            rest = found[basis.group] - total.cpu() if basis.kind == "signed" else 0
             found[basis.group] = mixed[name].scores() + rest
         permutation = harden(self.symmetry, found, groups)
-        return Transform(permutation, {}, {name: each.rotations(permutation) for name, each in mixed.items()})
+        matrices = {name: each.rotations(permutation) for name, each in mixed.items()}
+        return Transform(permutation, {}, matrices, check=False)
 
     def _take(self, update: Transform) -> None:
         if not update.is_identity:
