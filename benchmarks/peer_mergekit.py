@@ -1,12 +1,13 @@
 """An aligned folder goes straight into mergekit: ``make mergekit``, or ``python -m benchmarks.peer_mergekit COMMAND``.
 
 COMMAND is mergekit's ``mergekit-yaml``, which lives in an environment of its own. A small random Llama and a permuted copy
-of it are merged by mergekit (linear, half and half) as they are, and after ``onebasin align``. Aligned, the merge is the
-first network.
+of it are merged by mergekit (linear, half and half) as they are, and after ``onebasin align``; and by ``onebasin merge
+--then`` with several of its methods. Aligned, each merge is the first network.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import tempfile
 from pathlib import Path
@@ -51,6 +52,22 @@ def merge(command: str, folder: Path, first: str, second: str, out: str) -> None
     subprocess.run([command, recipe, folder / out], check=True, capture_output=True, text=True)
 
 
+METHODS = ("linear", "slerp", "ties", "dare_ties", "task_arithmetic")
+
+
+def merge_then(command: str, folder: Path, method: str) -> Path:
+    """Align the pair and merge it by a method of mergekit."""
+    out = folder / f"then-{method}"
+    before = os.environ["PATH"]
+    os.environ["PATH"] = f"{Path(command).absolute().parent}{os.pathsep}{before}"
+    try:
+        arguments = ["merge", str(folder / "a"), str(folder / "b"), "-o", str(out), "--then", method, "--json"]
+        assert onebasin(arguments) == 0
+    finally:
+        os.environ["PATH"] = before
+    return out
+
+
 def run(command: str, folder: Path) -> dict[str, Any]:
     """Merge the pair as it is and aligned; how far each merge is from the first network."""
     write_pair(folder)
@@ -59,6 +76,7 @@ def run(command: str, folder: Path) -> dict[str, Any]:
     merge(command, folder, "a", "aligned", "merged")
     opened = open_models([folder / name for name in ("a", "as-they-are", "merged")])
     first, plain, aligned = (checkpoint.load() for checkpoint in opened.checkpoints)
+    merged = open_models([folder / "a", *(merge_then(command, folder, method) for method in METHODS)]).checkpoints
     model, inputs = opened.architecture.build(), opened.architecture.example_inputs
     return {
         "recipe": RECIPE,
@@ -68,6 +86,9 @@ def run(command: str, folder: Path) -> dict[str, Any]:
         "tensors": len(open_checkpoint(folder / "a")),
         "outputs_differ_as_they_are": compare(model, first, plain, inputs),
         "outputs_differ_aligned": compare(model, first, aligned, inputs),
+        "methods": {
+            method: compare(model, first, found.load(), inputs) for method, found in zip(METHODS, merged[1:], strict=True)
+        },
     }
 
 

@@ -219,3 +219,16 @@ def test_scales_and_bases_of_three_are_learned_at_once():
         return total
 
     assert cost_of_pairs("common") < cost_of_pairs("first") - 0.05
+
+
+def test_layers_may_have_weights_of_their_own():
+    torch.manual_seed(0)
+    first, second = (nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)) for _ in range(2))
+    x = torch.randn(4, 3)
+    aligned = ob.align(second, first, x, method="weight-matching").model.state_dict()
+    merged = ob.merge([first, second], x, weights=[1, 0], layer_weights={"2.*": [1, 3]}, method="weight-matching")
+    for key, value in merged.state_dict().items():
+        share = 0.75 if key.startswith("2.") else 0.0
+        torch.testing.assert_close(value, torch.lerp(first.state_dict()[key], aligned[key], share))
+    with pytest.raises(ValueError, match="leave out layer_weights="):
+        ob.merge([first, second], x, layer_weights={"2.*": [1, 3]}, repair="norms")

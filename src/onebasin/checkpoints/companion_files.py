@@ -80,6 +80,11 @@ def find_companions(like: Checkpoint) -> CompanionFiles:
     return CompanionFiles(found, dict(ordered), num_bytes)
 
 
+def find_texts(like: Checkpoint) -> dict[str, Path]:
+    """Those of the files to copy that are written for people: the README, the licence."""
+    return {name: file for name, file in find_companions(like).copied.items() if _TEXTS.fullmatch(name)}
+
+
 def copy_companion(source: Path, target: Path) -> None:
     """Copy one file. It is looked at again once it is open, as it may have been exchanged in the meantime.
 

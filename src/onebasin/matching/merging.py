@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Unpack, cast, get_args
 
@@ -27,6 +27,7 @@ from onebasin.relaxation.objectives import each_tied_once, parameter_keys
 from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.tensors.comparison import check_alike
 from onebasin.tensors.interpolation import check_weights, interpolate
+from onebasin.tensors.layer_weights import find_layer_weights
 from onebasin.tensors.progress import Progress, show_progress
 from onebasin.tensors.seeding import seeded
 from onebasin.tensors.states import Model, read_state
@@ -50,6 +51,7 @@ def merge(
     on_aligned: Callable[[list[Any]], None] | None = None,
     on_result: Callable[[int, Alignment], None] | None = None,
     init: Start | Sequence[Start] = None,
+    layer_weights: Mapping[str, Sequence[float]] | None = None,
     **options: Unpack[AlignOptions],
 ) -> Any:
     """Align models of one architecture and average them.
@@ -76,6 +78,8 @@ def merge(
         on_result: called after each alignment with the number of the model that it moved, from zero, and its result.
         init: where the alignment to the first model starts, see `onebasin.align`: for all models, or a list with one for
             each model but the first.
+        layer_weights: other weights in the average for tensors whose names fit a shell pattern, such as
+            ``{"layers.0.*": [1, 0]}``. The first pattern that fits counts. The alignment itself uses `weights`.
         **options: passed to `onebasin.align`.
 
     Returns:
@@ -109,6 +113,10 @@ def merge(
     states = [read_state(model) for model in models]
     for number, state in enumerate(states[1:], start=2):
         check_alike(states[0], state, "the first model", f"model {number}")
+    if layer_weights and form is not None:
+        raise ValueError("repair takes one weight for each model: leave out layer_weights=")
+    if layer_weights:  # ties are known after tracing
+        find_layer_weights(states[0].shapes, layer_weights, len(models))
     kinds, notes = options.pop("kinds", "permutation"), []
     if kinds == "all" and symmetry is None:
         models, symmetry, notes = canonicalise(models, example_inputs, call.data)
@@ -160,11 +168,12 @@ def merge(
             frame.align_all(shares, symmetry.restrict(call.groups), report)
     if on_aligned is not None:
         on_aligned(elements)
-    merged = _average(frame.aligned, shares)
+    by_key = find_layer_weights(states[0].shapes, layer_weights or {}, len(models), symmetry.ties)
+    merged = _average(frame.aligned, shares, by_key)
     if form is not None:
         found = repair_statistics(merged, frame.aligned, batches, symmetry, weights=shares, form=form)
         merged.load_state_dict(found.state)
-    if min(shares) < 0:
+    if min(min(each) for each in (shares, *by_key.values())) < 0:
         _check_variances(merged, shares)
     return merged
 
@@ -232,8 +241,8 @@ def _read_repair(
     return cast(RepairForm, repair), None if data is None else check_data(data)
 
 
-def _average(models: Sequence[Model], shares: Sequence[float]) -> Any:
-    mixed = interpolate(models, shares)
+def _average(models: Sequence[Model], shares: Sequence[float], by_key: Mapping[str, Sequence[float]] | None = None) -> Any:
+    mixed = interpolate(models, shares, by_key)
     if not isinstance(models[0], nn.Module):
         return mixed
     result = copy.deepcopy(models[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,9 @@ from onebasin.tensors.comparison import check_alike, is_mixed
 from onebasin.tensors.states import Model, State, StateDict, check_ties, read_state, read_state_dict
 
 
-def interpolate(states: Sequence[Model], weights: Sequence[float]) -> State:
+def interpolate(
+    states: Sequence[Model], weights: Sequence[float], by_key: Mapping[str, Sequence[float]] | None = None
+) -> State:
     """The weighted sum of the floating tensors of several states; everything else is the first one's.
 
     Sums are taken in float32 or wider and cast to the first state's dtype, on its device. A state of weight zero is not
@@ -22,6 +24,7 @@ def interpolate(states: Sequence[Model], weights: Sequence[float]) -> State:
     Args:
         states: modules or state dicts of one architecture; none is changed.
         weights: one number for each.
+        by_key: other weights for tensors of these names.
 
     Returns:
         A new state. Keys that are one tensor in a state are one tensor here. If one of the states is lazy, so is the result:
@@ -35,7 +38,8 @@ def interpolate(states: Sequence[Model], weights: Sequence[float]) -> State:
     """
     weights = check_weights(weights, len(states))
     first, *others = read_alike(states)
-    return first.map(lambda key, value: _mix([value, *(other[key] for other in others)], weights))
+    own = {key: check_weights(each, len(states)) for key, each in (by_key or {}).items()}
+    return first.map(lambda key, value: _mix([value, *(other[key] for other in others)], own.get(key, weights)))
 
 
 def check_weights(weights: Sequence[float] | None, count: int, normalise: bool = False) -> list[float]:

@@ -11,9 +11,12 @@ import typer
 
 import onebasin as ob
 from onebasin.checkpoints import CheckpointSet, check_left, write_checkpoint
-from onebasin.cli import inputs, options, outputs
+from onebasin.cli import inputs, mergekit, options, outputs
+from onebasin.cli.aligned_folders import AlignedFolders
 from onebasin.cli.console import Output
 from onebasin.cli.line_evaluation import LineEvaluator, list_numbers
+from onebasin.cli.mergekit import MergekitMethod, MergekitRun
+from onebasin.cli.recipes import use_recipe
 from onebasin.cli.run_record import RunRecord, record_run
 from onebasin.cli.saved_elements import place_elements
 from onebasin.landscape.calibration import DATA_FREE
@@ -22,6 +25,7 @@ from onebasin.matching.recommendation import AUTO
 from onebasin.reporting.model_card import Ingredient, ModelCard
 from onebasin.tensors.distances import LayerDistance, find_layer_distances
 from onebasin.tensors.interpolation import check_weights, interpolate
+from onebasin.tensors.layer_weights import find_layer_weights
 from onebasin.tensors.states import State
 
 _OF_TWINS = (
@@ -32,10 +36,30 @@ _OF_TWINS = (
 def merge(
     paths: Annotated[list[Path], typer.Argument(metavar="A B [C ...]", help="Checkpoints of one architecture.")],
     out: options.Out,
+    recipe: Annotated[
+        Path | None,
+        typer.Option("--recipe", metavar="FILE.yaml", is_eager=True, callback=use_recipe, help="Take models and options "
+                     "from a YAML file, each under its name here; the command line has the last word."),
+    ] = None,
     weights: Annotated[
         str | None,
         typer.Option("--weights", metavar="W,W,...", help="The models' weights in the average. By default equal.",
                      rich_help_panel="Method"),
+    ] = None,
+    layer_weights: Annotated[
+        list[str] | None,
+        typer.Option("--layer-weights", metavar="PATTERN=W,W,...", help="Other weights for tensors with such names. Repeat "
+                     "for more; the first that fits counts.", rich_help_panel="Method"),
+    ] = None,
+    then: Annotated[
+        MergekitMethod | None,
+        typer.Option("--then", metavar="METHOD", help="Write the aligned models beside OUT, and merge them by mergekit: "
+                     "linear, slerp, ties, dare_ties, dare_linear, task_arithmetic, ...", rich_help_panel="mergekit"),
+    ] = None,
+    then_set: Annotated[
+        list[str] | None,
+        typer.Option("--then-set", metavar="NAME=VALUE", help="A parameter of mergekit: density=0.5, t=[0,0.5,1], ... "
+                     "Repeat for more.", rich_help_panel="mergekit"),
     ] = None,
     reference: Annotated[
         Reference,
@@ -87,7 +111,11 @@ def merge(
     if init and len(init) not in (1, len(paths) - 1):
         wanted = f"give one for all models, or {len(paths) - 1}: one for each but {paths[0]}"
         raise typer.BadParameter(f"there are {len(init)} starts: {wanted}", param_hint="--init")
-    shares = check_weights(_read_weights(weights), len(paths), normalise=True)
+    shares = check_weights(_read_weights("--weights", weights), len(paths), normalise=True)
+    by_layer = _read_layer_weights(layer_weights)
+    parameters = mergekit.read_options(then, then_set, len(paths), {
+        "--repair": repair, "--layer-weights": layer_weights, "--reference": kinds != "permutation" and reference != "first",
+    })  # fmt: skip
     alignment = inputs.read_alignment_options(
         method=method, objective=objective, data=data, loss=loss, settings=settings, device=device,
         init=init or [], groups=groups or None, seed=seed, restarts=restarts, polish=polish, detect_copy=detect_copy,
@@ -95,13 +123,19 @@ def merge(
     if repair not in (None, *DATA_FREE) and alignment.data is None:
         raise ValueError(f"--repair {repair} runs the networks: give --data, or take --repair norms, which needs none")
     files = inputs.open_files(paths)
-    sources = [*files, *inputs.list_input_files([architecture, *(init or ())], [architecture, data, loss])]
+    sources = [*files, *inputs.list_input_files([architecture, recipe, *(init or ())], [architecture, data, loss])]
+    aligned_folders = AlignedFolders(out, paths, kinds != "permutation")
     card = outputs.place_card(out, files[0])
-    outputs.check_outputs(out, files[0], sources, [report, card], force)
+    if then is None:
+        outputs.check_outputs(out, files[0], sources, [report, card], force)
+    else:
+        mergekit.check_folders(files)
+        aligned_folders.check(files, sources, report, force)
     what = "permutation" if kinds == "permutation" else "transform"
     saved = None if without else place_elements(out, files[0].layout.is_folder, what, paths, permutations)
     if saved is not None:
-        saved.check(sources, [out, report], force)
+        taken = [*aligned_folders.written, aligned_folders.configuration] if then else []
+        saved.check(sources, [out, report, *taken], force)
     outputs.check_drawing(report)
     models = inputs.read_models(output, files, architecture, input_shape, ignore, check, alignment.data, allow)
     models.symmetry.restrict(groups or None)
@@ -114,7 +148,8 @@ def merge(
         "kinds": kinds, "permutations": None if saved is None else saved.paths, "symmetry": models.symmetry.summary(),
     }  # fmt: skip
     if dry_run:
-        outputs.finish_dry_run(output, summary, [out, saved and saved.path, report])
+        further = [*aligned_folders.written, aligned_folders.configuration] if then else []
+        outputs.finish_dry_run(output, summary, [out, *further, saved and saved.path, report])
         return
     like, found = models.checkpoints[0], _Alignments(outputs.short_names(paths))
     record = record_run(output, paths, files, seed) if report or card else None
@@ -125,24 +160,30 @@ def merge(
         merged = ob.merge(
             alignment.load(models, run=repair is not None or kinds != "permutation"), weights=shares, repair=repair,
             reference=reference, progress=progress, on_aligned=found.keep, on_result=found.add,
-            **alignment.symmetry_of(models, kinds),
+            layer_weights=by_layer, **alignment.symmetry_of(models, kinds),
             **alignment.arguments | ({} if repair is None else {"data": alignment.data}),
         )  # fmt: skip
         state = outputs.cast_like(like, merged)
-        beside = outputs.write_card(found.describe(record, paths, shares, out) if record is not None and card else None)
-        write_checkpoint(out, state, like, force, progress, beside, outputs.list_inside(out, like, [report]))
+        made = found.describe(record, paths, shares, out, recipe) if record is not None and card else None
+        if then is None:
+            inside = outputs.list_inside(out, like, [report])
+            write_checkpoint(out, state, like, force, progress, outputs.write_card(made), inside)
+        else:
+            aligned_folders.write(found.list_aligned(models), models.checkpoints, force, progress)
         if saved is not None and found.are_of(models):
-            saved.write(found.elements, force)
+            saved.write(found.elements if then is None else found.elements_from_first, force)
         elif saved is not None:
             saved, summary["permutations"] = None, None
             found.remarks.append(_OF_TWINS)
-        distances = {}
+        distances, unaligned = {}, {}
         if kinds == "permutation":  # else the line is not from the first file, but from what was made of it
             aligned = _move_to_first(found.permutations, models)
             curves |= lines.evaluate_lines(_name_lines(found.names, aligned, ", aligned"), progress)
             distances = _find_distances(found.names, models.checkpoints, aligned) if report else {}
-        measured = lines.evaluate_state(state)
-        unaligned = lines.evaluate_state(interpolate(models.checkpoints, shares)) if measured else {}
+        measured = lines.evaluate_state(state) if then is None else {}
+        if measured:
+            by_key = find_layer_weights(like.shapes, by_layer, len(paths))
+            unaligned = lines.evaluate_state(interpolate(models.checkpoints, shares, by_key))
     for note in found.notes:
         output.note(note)
     facts = found.list_facts(shares, measured)
@@ -152,7 +193,13 @@ def merge(
         report, f"Merge of {', '.join(found.names)}", shown, record, symmetry=models.symmetry, permutations=found.moved,
         paths=curves, averages=averages, distances=distances, ends=("A", "B") if len(paths) == 2 else ("start", "end"),
     )  # fmt: skip
-    written = (out, saved and saved.path, report)
+    if then is not None:
+        run = MergekitRun(
+            then, aligned_folders.places, shares, parameters, like.dtypes[0], aligned_folders.configuration, out, seed
+        )  # fmt: skip
+        assert made is not None  # folders have a card
+        summary["mergekit"] = mergekit.write_and_run(output, run, files[0], made, force)
+    written = (*(aligned_folders.written if then else [out]), saved and saved.path, report)
     output.show_facts({**facts, "wrote": [path for path in written if path is not None]})
     output.finish({
         **summary, "report": report, "method": found.methods, "history": found.history, "merged": measured,
@@ -214,18 +261,35 @@ class _Alignments:
             **{name: outputs.describe_element(permutation) for name, permutation in self.moved.items()},
         }
 
-    def describe(self, record: RunRecord, paths: Sequence[Path], shares: Sequence[float], out: Path) -> ModelCard:
+    @property
+    def elements_from_first(self) -> list[Any]:
+        """What was done to each model; permutations are composed so that the first model stays where it was."""
+        if isinstance(self.elements[0], ob.Transform):
+            return self.elements
+        back = self.permutations[0].inverse()
+        return [back @ own for own in self.permutations]
+
+    def list_aligned(self, models: CheckpointSet) -> Sequence[State]:
+        """All models, aligned; the first is as it was, or in canonical form."""
+        if not isinstance(self.elements[0], ob.Transform):
+            return _move_to_first(self.permutations, models)
+        aligned = [self.results[0][1].target, *(result.model for _, result in self.results)]
+        return [outputs.cast_like(like, model) for like, model in zip(models.checkpoints, aligned, strict=True)]
+
+    def describe(
+        self, record: RunRecord, paths: Sequence[Path], shares: Sequence[float], out: Path, recipe: Path | None
+    ) -> ModelCard:
         """The card of the merge."""
         moved = self.moved
         made = [
             Ingredient(str(path), f"weight {share:.4g}" + (", aligned" if name in moved else ""), record.hashes[str(path)])
             for path, name, share in zip(paths, self.names, shares, strict=True)
         ]
-        summary = f"An average of {len(paths)} models, whose hidden units were aligned by onebasin before. Configuration, "
-        summary += f"tokenizer and texts are those of {self.names[0]}; the licences of the others hold as well."
-        return ModelCard(
-            out.name, summary, made, record.command, {"method": self.methods, **record.facts}, tags=("onebasin", "merge")
-        )
+        summary = f"A merge of {len(paths)} models, whose hidden units were aligned by onebasin. Configuration, tokenizer "
+        summary += f"and texts are those of {self.names[0]}; the licences of the others hold as well."
+        text = recipe.read_text(encoding="utf-8", errors="replace") if recipe is not None else ""
+        facts = {"method": self.methods, **record.facts}
+        return ModelCard(out.name, summary, made, record.command, facts, text, tags=("onebasin", "merge"))
 
     @property
     def moved(self) -> dict[str, ob.Permutation]:
@@ -251,8 +315,18 @@ def _name_lines(names: Sequence[str], states: Sequence[State], ending: str = "")
     return {f"{names[0]} to {name}{ending}": state for name, state in zip(names[1:], states[1:], strict=True)}
 
 
-def _read_weights(text: str | None) -> list[float] | None:
+def _read_layer_weights(texts: Sequence[str] | None) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for text in texts or ():
+        pattern, equals, weights = text.rpartition("=")
+        if not (pattern and equals):
+            raise ValueError(f"cannot read --layer-weights {text!r}: write PATTERN=W,W,... with a weight for each model")
+        found[pattern] = _read_weights("--layer-weights", weights) or []
+    return found
+
+
+def _read_weights(option: str, text: str | None) -> list[float] | None:
     try:
         return None if text is None else [float(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"cannot read --weights {text!r}: write numbers with commas between, such as 0.7,0.3") from None
+        raise ValueError(f"cannot read {option} {text!r}: write numbers with commas between, such as 0.7,0.3") from None
