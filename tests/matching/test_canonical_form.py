@@ -33,6 +33,29 @@ def test_gains_become_one_and_the_function_stays(norm):
     assert "centred" in {b.kind for b in ob.symmetry(model, x.double(), kinds="all").bases.values()} or norm is RMSNorm
 
 
+@pytest.mark.parametrize("norm", [nn.LayerNorm, RMSNorm])
+def test_the_fold_carries_differences_along(norm):
+    """Whoever has trained the model further gets the canonical form of that."""
+    model, x = make(norm)
+    model, x = model.double(), x.double()
+    form = ob.canonical(model, x)
+    assert form.fold is not None
+    difference = {k: 0.1 * torch.randn_like(v) for k, v in model.state_dict().items() if k not in form.folded}
+    moved = form.fold.apply_difference(difference)
+    folded = {key: value + moved[key] if key in moved else value for key, value in form.state.items()}
+    model.load_state_dict({key: value + difference.get(key, 0) for key, value in model.state_dict().items()})
+    expected = model(x)
+    model.load_state_dict(folded)
+    torch.testing.assert_close(model(x), expected, rtol=1e-9, atol=1e-11)
+
+
+def test_a_negative_gain_has_no_fold():
+    model, x = make()
+    with torch.no_grad():
+        model.norms[0].weight[2] *= -1
+    assert ob.canonical(model, x).fold is None
+
+
 def test_a_model_without_gains_is_left_alone():
     model, x = Function(torch.relu), torch.randn(4, 3)
     form = ob.canonical(model, x)

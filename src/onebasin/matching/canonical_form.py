@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from onebasin.landscape.batches import take_example
 from onebasin.matching.balancing import balance
 from onebasin.relaxation.objectives import each_tied_once, parameter_keys
-from onebasin.symmetries import Scale, Symmetry
-from onebasin.symmetries.transform import scaled_tensors
+from onebasin.symmetries import Scale, Symmetry, Transform
+from onebasin.symmetries.multiplication import scale_shape, scaled_tensors
 from onebasin.symmetries.verification import compare
 from onebasin.tensors.states import StateDict, read_state_dict
 from onebasin.torch_internals import tree_map
@@ -35,11 +35,14 @@ class CanonicalForm:
         state: of the same architecture, computing the same function.
         folded: the gains that are one now.
         left: for every other gain the reason why it is not.
+        fold: what was done, to carry a LoRA or a task vector of the model along; None if that is more than positive scales:
+            a gain was negative, or the model was balanced.
     """
 
     state: StateDict
     folded: tuple[str, ...]
     left: Mapping[str, str]
+    fold: Transform | None = None
 
     def __repr__(self) -> str:
         left = f", left {', '.join(f'{key} ({reason})' for key, reason in self.left.items())}" if self.left else ""
@@ -65,6 +68,7 @@ def canonical(
     given = read_state_dict(model)
     start = StateDict({key: value.double() if value.is_floating_point() else value for key, value in given.items()})
     state, folded, left = start, [], {}
+    logarithms: dict[str, Tensor] = {}
     for key in symmetry.gains:
         gain = state[key]
         if bool((gain == 1).all()):
@@ -75,14 +79,17 @@ def canonical(
         elif not bool((gain != 0).all()) or not bool(gain.isfinite().all()):
             left[key] = "some of its entries are zero"
         else:
-            state = _fold(symmetry, found, key, state)
+            logarithms[found.name] = _find_logarithms(symmetry, found, key, gain)
+            state = _fold(symmetry, found, key, state, logarithms[found.name])
             folded.append(key)
     if balanced:
         state = _balance(model, state, example_inputs)
     if (folded or balanced) and not compare(model, start, state, example_inputs) < _TOLERANCE:
         raise ValueError("the canonical form of this model changes its function; please report this network")
     narrow = {key: value if state[key] is start[key] else state[key].to(value.dtype) for key, value in given.items()}
-    return CanonicalForm(_tie(symmetry, StateDict(narrow)), tuple(folded), left)
+    is_positive = not balanced and all(bool((start[key] > 0).all()) for key in folded)
+    fold = Transform(symmetry.identity(), logarithms) if is_positive else None
+    return CanonicalForm(_tie(symmetry, StateDict(narrow)), tuple(folded), left, fold)
 
 
 def _balance(model: nn.Module, state: StateDict, example_inputs: Any) -> StateDict:
@@ -133,18 +140,20 @@ def _find_scale(symmetry: Symmetry, key: str) -> Scale | str:
     return scales[0] if power.exponent in (1, -1) else "it is not multiplied by its scale alone"
 
 
-def _fold(symmetry: Symmetry, scale: Scale, key: str, state: StateDict) -> StateDict:
-    """A state whose gain is one. Logarithms are of absolute values, so signs are multiplied by themselves."""
+def _find_logarithms(symmetry: Symmetry, scale: Scale, key: str, gain: Tensor) -> Tensor:
+    """The logarithms of the scale that makes the absolute values of a gain one."""
     ((_, _, exponent),) = scale.powers[key]
-    gain = state[key].double().cpu()
-    group = symmetry.groups[scale.group]
-    if group.parents:
-        gain = gain.view(*(symmetry.sizes[parent] for parent in group.parents), group.size)
+    return -gain.double().cpu().abs().log().view(scale_shape(symmetry, scale)) / exponent
+
+
+def _fold(symmetry: Symmetry, scale: Scale, key: str, state: StateDict, logarithms: Tensor) -> StateDict:
+    """A state whose gain is one. Logarithms are of absolute values, so signs are multiplied by themselves."""
+    is_negative = (state[key] < 0).double().cpu().view_as(logarithms)
     tensors = scaled_tensors(symmetry)
     result: dict[str, Any] = dict(state)
     for name in scale.powers:
-        flipped = tensors.scale(name, torch.ones_like(state[name]), {scale.name: (gain < 0).double()}) != 1
-        value = tensors.scale(name, state[name], {scale.name: -gain.abs().log() / exponent})
+        flipped = tensors.scale(name, torch.ones_like(state[name]), {scale.name: is_negative}) != 1
+        value = tensors.scale(name, state[name], {scale.name: logarithms})
         result[name] = torch.where(flipped, -value, value)
     result[key] = torch.ones_like(state[key])
     return _tie(symmetry, StateDict(result))

@@ -35,6 +35,31 @@ def test_gains_are_folded_and_the_function_stays(onebasin, folder, gained):
     assert_same(load(folder / "d.pt"), found)
 
 
+def test_what_was_done_can_be_applied_to_a_task_vector(onebasin, folder, gained):
+    model, inputs = gained
+    ran = onebasin("canonical", "x.pt", "-o", "c.pt", *TRANSFORMER, "--fold", "x.fold.safetensors", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.record["fold"] == "x.fold.safetensors"
+    vector = {"1.linear1.weight": torch.randn_like(model.state_dict()["1.linear1.weight"])}
+    torch.save(vector, folder / "v.pt")
+    ran = onebasin("apply", "x.fold.safetensors", "v.pt", "-o", "w.pt", "--kind", "task-vector")
+    assert ran.code == 0, ran.err
+    expected = ob.canonical(model, inputs).fold.apply_difference(vector)["1.linear1.weight"]
+    assert torch.equal(load(folder / "w.pt")["1.linear1.weight"], expected)
+    assert not torch.equal(expected, vector["1.linear1.weight"])
+
+
+def test_a_negative_gain_is_refused_where_a_fold_is_asked_for(onebasin, folder, gained):
+    model, _ = gained
+    with torch.no_grad():
+        model.get_parameter("2.weight")[0] *= -1
+    torch.save(model.state_dict(), folder / "x.pt")
+    ran = onebasin("canonical", "x.pt", "-o", "c.pt", *TRANSFORMER, "--fold", "x.fold.safetensors")
+    assert ran.code == 3
+    assert "a gain is negative" in ran.err
+    assert not (folder / "c.pt").exists()
+
+
 def test_folders_keep_their_layout_and_what_stays_is_told(onebasin, folder):
     write_llama(folder / "t", seed=0)
     ran = onebasin("canonical", "t", "-o", "c", "--json")

@@ -20,6 +20,14 @@ def canonical(
     architecture: options.Architecture = None,
     input_shape: options.InputShape = None,
     ignore: options.Ignore = None,
+    fold: Annotated[
+        Path | None,
+        typer.Option(
+            "--fold",
+            metavar="FILE",
+            help="Also write what was done, a transform by which apply takes a LoRA or a task vector of CHECKPOINT to OUT.",
+        ),
+    ] = None,
     force: options.Force = False,
     dry_run: options.DryRun = False,
     json: options.Json = False,
@@ -30,12 +38,14 @@ def canonical(
     """
     output = Output(json)
     files = inputs.open_files([checkpoint])
-    outputs.check_outputs(out, files[0], inputs.list_input_files([architecture], [architecture]), [], force)
+    outputs.check_outputs(out, files[0], inputs.list_input_files([architecture], [architecture]), [fold], force)
     models = inputs.read_models(output, files, architecture, input_shape, ignore, check=False)
     like = models.checkpoints[0]
     left_out = outputs.note_companions(output, (checkpoint, like))
     with output.status("folding"):
         form = ob.canonical(models.load_model(like), models.architecture.example_inputs)
+    if fold is not None and form.fold is None:
+        raise ValueError("a gain is negative: what was done is more than positive scales, and no transform says it")
     notes = outputs.note_rounding(out, like) if form.folded else []
     for note in notes:
         output.note(note)
@@ -46,14 +56,16 @@ def canonical(
     if form.left:
         facts["left as they are"] = [f"{key}: {reason}" for key, reason in form.left.items()]
     summary = {
-        "command": "canonical", "checkpoint": checkpoint, "out": out, "folded": form.folded, "left": form.left,
+        "command": "canonical", "checkpoint": checkpoint, "out": out, "fold": fold, "folded": form.folded, "left": form.left,
         "notes": [*models.notes, *left_out, *notes],
     }  # fmt: skip
     if dry_run:
         output.show_facts(facts)
-        outputs.finish_dry_run(output, summary, [out])
+        outputs.finish_dry_run(output, summary, [out, fold])
         return
     with output.progress() as progress:
         write_checkpoint(out, outputs.cast_like(like, form.state), like, force, progress)
-    output.show_facts({**facts, "wrote": out})
+    if fold is not None and form.fold is not None:
+        form.fold.save(fold)
+    output.show_facts({**facts, "wrote": out if fold is None else f"{out}, {fold}"})
     output.finish(summary)
