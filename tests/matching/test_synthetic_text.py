@@ -58,6 +58,7 @@ def test_models_are_left_as_they_are():
     ("models", "options", "message"),
     [
         ([], {}, "at least one model"),
+        ([nn.Linear(3, 3)], {}, "cannot be called with tokens"),
         ([Chain(), Chain(vocabulary=5)], {}, "different sizes: 5, 11"),
         ([nn.Sequential(nn.Embedding(5, 3), nn.Flatten())], {}, "scores of the next token"),
         ([Chain()], {"start": 11}, "from 0 to 10"),

@@ -55,8 +55,8 @@ def synthetic_images(
     """
     for name, count in {"num_batches": num_batches, "batch_size": batch_size, "num_leaves": num_leaves}.items():
         check_count(name, count, at_least=1)
-    if len(shape) != 3:
-        raise ValueError(f"the shape of an image is (channels, height, width), got {tuple(shape)}")
+    if not isinstance(shape, Sequence) or [type(size) for size in shape] != [int] * 3 or min(shape) < 1:
+        raise ValueError(f"the shape of an image is (channels, height, width), got {shape!r}")
     if not models:
         raise ValueError("synthetic images are labelled by at least one model")
     copies = [copy_model(model).requires_grad_(False).eval() for model in models]

@@ -60,7 +60,10 @@ def synthetic_text(
     check_number("temperature", temperature, above=0)
     copies = [copy_model(model).requires_grad_(False).eval() for model in models]
     device = next(copies[0].parameters()).device
-    sizes = {_score(model, torch.zeros(1, 1, dtype=torch.long, device=device)).shape[-1] for model in copies}
+    try:
+        sizes = {_score(model, torch.zeros(1, 1, dtype=torch.long, device=device)).shape[-1] for model in copies}
+    except (RuntimeError, TypeError, IndexError) as error:
+        raise ValueError(f"a model cannot be called with tokens (batch, position): {error}") from error
     if len(sizes) > 1:
         raise ValueError(f"the models have vocabularies of different sizes: {', '.join(map(str, sorted(sizes)))}")
     (vocabulary,) = sizes
