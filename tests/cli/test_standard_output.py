@@ -81,7 +81,7 @@ import sys
 import cli_networks
 from torch import nn
 
-class Model(nn.Module):
+class Model(nn.Sequential):
     def forward(self, x):
         sys.exit(0)
 
@@ -89,7 +89,7 @@ def make():
     sys.exit(0)
 
 def make_model():
-    return Model(), cli_networks.make_with_inputs()[1]
+    return Model(*cli_networks.make_mlp()), cli_networks.make_with_inputs()[1]
 
 def loss(output, target):
     raise SystemExit
