@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from onebasin.checkpoints.kohya_names import is_kohya, translate_names
 from onebasin.symmetries import Permutation, Place, Power, Symmetry, Transform
 from onebasin.symmetries.indices import dependencies, find_parent
 from onebasin.symmetries.layout import Factor, Layout
@@ -24,11 +25,11 @@ _LORA = re.compile(
 
 
 def move_adapter(permutation: Permutation | Transform, adapter: LazyState, transposed: bool = False) -> LazyState:
-    """A LoRA (in PEFT's names) for the permuted or transformed model: with it, W + B A is changed as W is.
+    """A LoRA (in PEFT's or kohya's names) for the permuted or transformed model: with it, W + B A is changed as W is.
 
     A is changed along the base weight's input axis, B along its output axis; the rank axis stays. A magnitude vector (DoRA)
     follows permutations of the output axis. A bias, or a module that was trained as a whole, changes as the model's own
-    tensor does.
+    tensor does. In a file with LoRAs of several networks, in kohya's names, those of the others stay as they are.
 
     Args:
         permutation: of the base model.
@@ -40,21 +41,25 @@ def move_adapter(permutation: Permutation | Transform, adapter: LazyState, trans
             other axis, so that the permuted product has no low-rank form, or whose gain is not as changes of basis need it;
             for magnitudes of a weight that is scaled or mixed.
     """
-    parts = {key: _find_part(permutation.symmetry, key, value, transposed) for key, value in adapter.shapes.items()}
+    shapes = adapter.shapes
+    names = translate_names(permutation.symmetry, shapes).names if is_kohya(shapes) else {key: key for key in shapes}
+    parts = {key: _find_part(permutation.symmetry, name, shapes[key], transposed) for key, name in names.items()}
     if isinstance(permutation, Permutation):
-        return adapter.map(lambda key, value: permutation.move(value, parts[key].layout))
+        return adapter.map(lambda key, value: permutation.move(value, parts[key].layout) if key in parts else value)
     for key, part in parts.items():
         if part.is_magnitude and is_multiplied(permutation, part.key):
             raise ValueError(f"{key!r} is a magnitude (DoRA) of a weight that is scaled or mixed, which it cannot follow")
     extended = _extend(permutation.symmetry, parts)
     check_fixed(extended, adapter)
     moved = Permutation(extended, permutation.permutation.indices, check=False)
-    return adapter.map(Transform(moved, permutation.logarithms, permutation.matrices).move)
+    whole = Transform(moved, permutation.logarithms, permutation.matrices)
+    return adapter.map(lambda key, value: whole.move(key, value) if key in parts else value)
 
 
 def is_adapter(names: Iterable[str]) -> bool:
     """Whether some of these are names of a LoRA's tensors."""
-    return any(_LORA.fullmatch(name) for name in names)
+    names = list(names)
+    return is_kohya(names) or any(_LORA.fullmatch(name) for name in names)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from onebasin.checkpoints.companion_files import find_companions
 from onebasin.checkpoints.conversions import fit_to_model
 from onebasin.checkpoints.factories import find_factory
 from onebasin.checkpoints.input_protection import check_apart
+from onebasin.checkpoints.kohya_names import is_kohya, translate_names
 from onebasin.checkpoints.optimizer_states import UNNAMED, has_names, is_optimizer_state, move_optimizer
 from onebasin.checkpoints.reading import load_plain, open_checkpoint
 from onebasin.checkpoints.tensor_names import check_finite, fit_names
@@ -90,7 +91,8 @@ def move_file(
     check_finite(checkpoint)
     if kind == "lora" or (kind == "auto" and is_adapter(checkpoint)):
         transposed = _is_transposed(checkpoint) if transposed is None else transposed
-        return _MovedCheckpoint("lora", checkpoint, move_adapter(permutation, checkpoint, transposed), _warn(permutation))
+        notes = (*_name_others(permutation, checkpoint), *_warn(permutation))
+        return _MovedCheckpoint("lora", checkpoint, move_adapter(permutation, checkpoint, transposed), notes)
     symmetry, scales = permutation.symmetry, {} if kind == "task-vector" else find_scales(checkpoint)
     fitted = _fit(checkpoint, symmetry, ignore, kind == "task-vector", scales)
     if kind == "task-vector":
@@ -152,6 +154,12 @@ def _move_vector(permutation: Permutation | Transform, vector: Checkpoint) -> La
     if isinstance(permutation, Transform):
         return permutation.apply_difference(vector).lazily()
     return vector.map(lambda key, value: permutation.move(value, permutation.symmetry.layouts[key]))
+
+
+def _name_others(permutation: Permutation | Transform, adapter: Checkpoint) -> tuple[str, ...]:
+    """A note if a file has LoRAs of several networks, of which one is moved."""
+    others = translate_names(permutation.symmetry, adapter.shapes).other_networks if is_kohya(adapter) else ()
+    return (f"LoRAs of other networks stay as they are: {', '.join(others)}",) if others else ()
 
 
 def _warn(permutation: Permutation | Transform) -> tuple[str, ...]:
