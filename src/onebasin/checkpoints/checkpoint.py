@@ -44,6 +44,7 @@ class FileLayout:
         index: the file that says which shard holds which tensor, if there are shards.
         container: in a PyTorch file, the entry that holds the state dict; "" if the file is the state dict.
         extras: in a PyTorch file, entries of the state dict that are no tensors.
+        read_others: returns the entries of a PyTorch file beside the container.
         metadata: for each safetensors file, the metadata in its header.
     """
 
@@ -52,6 +53,7 @@ class FileLayout:
     index: Path | None = None
     container: str = ""
     extras: Mapping[str, Any] = field(default_factory=dict)
+    read_others: Callable[[], Mapping[Any, Any]] = dict
     metadata: Mapping[Path, Mapping[str, str]] = field(default_factory=dict)
 
     @property

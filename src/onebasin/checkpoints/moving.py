@@ -23,8 +23,9 @@ from onebasin.checkpoints.kohya_names import is_kohya, translate_names
 from onebasin.checkpoints.optimizer_states import UNNAMED, has_names, is_optimizer_state, move_optimizer
 from onebasin.checkpoints.reading import load_plain, open_checkpoint
 from onebasin.checkpoints.tensor_names import check_finite, fit_names
+from onebasin.checkpoints.training_states import TrainingEntries, copy_tensors, move_training_entries, note_left_entries
 from onebasin.checkpoints.unknown_tensors import check_left, find_scales, is_quantized, lay_out_scales
-from onebasin.checkpoints.writing import check_output, write_checkpoint
+from onebasin.checkpoints.writing import check_entries, check_output, write_checkpoint
 from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.tensors.files import check_writable, read_json, write_atomically, write_torch
 from onebasin.tensors.progress import Progress
@@ -66,6 +67,7 @@ def move_file(
     kind: FileKind = "auto",
     transposed: bool | None = None,
     ignore: Collection[str] = (),
+    model_only: bool = False,
 ) -> MovedFile:
     """Move a file by a permutation or a transform of the model that it belongs to.
 
@@ -75,6 +77,7 @@ def move_file(
         kind: what the file is; a "task-vector" may lack tensors of the model. "auto" finds out, except for task vectors.
         transposed: for a LoRA, whether base weights are (inputs, outputs). If None, its configuration says so.
         ignore: shell patterns for tensors that the model does not have. They stay as they are.
+        model_only: of a training checkpoint, write the model alone.
 
     Raises:
         ValueError: if the file is damaged, or does not fit the permutation.
@@ -89,22 +92,23 @@ def move_file(
         raise ValueError(f"{path} is not the state dict of an optimiser: it needs 'state' and 'param_groups'")
     checkpoint = open_checkpoint(path)
     check_finite(checkpoint)
+    left = note_left_entries(checkpoint)
     if kind == "lora" or (kind == "auto" and is_adapter(checkpoint)):
         transposed = _is_transposed(checkpoint) if transposed is None else transposed
-        notes = (*_name_others(permutation, checkpoint), *_warn(permutation))
+        notes = (*left, *_name_others(permutation, checkpoint), *_warn(permutation))
         return _MovedCheckpoint("lora", checkpoint, move_adapter(permutation, checkpoint, transposed), notes)
     symmetry, scales = permutation.symmetry, {} if kind == "task-vector" else find_scales(checkpoint)
     fitted = _fit(checkpoint, symmetry, ignore, kind == "task-vector", scales)
     if kind == "task-vector":
         check_left(fitted, symmetry)
-        return _MovedCheckpoint("task vector", fitted, _move_vector(permutation, fitted), _warn(permutation))
+        return _MovedCheckpoint("task vector", fitted, _move_vector(permutation, fitted), (*left, *_warn(permutation)))
     scales = {name: weight for name, weight in scales.items() if weight in fitted.names.values()}
     check_left(fitted, symmetry, scales)
     if isinstance(permutation, Transform):
         _check_multiplied(permutation, fitted)
-    if scales:
-        return _move_scaled(permutation, fitted, scales)
-    return _MovedCheckpoint("model", fitted, permutation.apply(fitted))
+    entries = TrainingEntries(notes=left) if model_only else move_training_entries(permutation, fitted, ignore)
+    whole, state, notes = _add_scales(permutation, fitted, scales) if scales else (fitted, permutation.apply(fitted), ())
+    return _MovedCheckpoint("model", whole, state, (*notes, *entries.notes), entries.content)
 
 
 def _fit(
@@ -135,19 +139,24 @@ def _check_multiplied(transform: Transform, model: Checkpoint) -> None:
             )
 
 
-def _move_scaled(permutation: Permutation | Transform, model: Checkpoint, scales: Mapping[str, str]) -> _MovedCheckpoint:
-    """A model whose weights are codes: scales and zero points move with the rows that they belong to."""
+def _add_scales(
+    permutation: Permutation | Transform, model: Checkpoint, scales: Mapping[str, str]
+) -> tuple[Checkpoint, LazyState, tuple[str, ...]]:
+    """A checkpoint with its scales and zero points; its state, in which they are moved with their rows; a note."""
     layouts, moved = lay_out_scales(scales, model, permutation.symmetry), permutation.apply(model)
     own = permutation.permutation if isinstance(permutation, Transform) else permutation
 
     def read(key: str) -> Tensor:
         return own.move(model.original[key], layouts[key]) if key in layouts else moved[key]
 
+    def read_whole(key: str) -> Tensor:
+        return model.original[key] if key in layouts else model[key]
+
     shapes = {**model.shapes, **{name: model.original.shapes[name] for name in scales}}
     names = {**model.names, **{name: name for name in scales}}
-    whole = Checkpoint(shapes, model.__getitem__, model.layout, names, model.notes, model.original, model.conversions)
+    whole = Checkpoint(shapes, read_whole, model.layout, names, model.notes, model.original, model.conversions)
     remark = f"scales and zero points of quantised weights, such as {next(iter(scales))}, are moved with them"
-    return _MovedCheckpoint("model", whole, LazyState(shapes, read), (remark,))
+    return whole, LazyState(shapes, read), (remark,)
 
 
 def _move_vector(permutation: Permutation | Transform, vector: Checkpoint) -> LazyState:
@@ -175,6 +184,7 @@ class _MovedCheckpoint(MovedFile):
     checkpoint: Checkpoint
     state: LazyState
     remarks: tuple[str, ...] = ()
+    entries: Mapping[Any, Any] | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -185,9 +195,10 @@ class _MovedCheckpoint(MovedFile):
 
     def check(self, out: Path, force: bool = False, inputs: Iterable[Path] = ()) -> None:
         check_output(out, self.checkpoint, force, inputs)
+        check_entries(out, self.checkpoint, self.entries)
 
     def write(self, out: Path, force: bool = False, progress: Progress | None = None) -> None:
-        write_checkpoint(out, self.state, self.checkpoint, force, progress)
+        write_checkpoint(out, self.state, self.checkpoint, force, progress, entries=self.entries)
 
 
 @dataclass(frozen=True)
@@ -210,16 +221,7 @@ class _MovedOptimizer(MovedFile):
 
     def write(self, out: Path, force: bool = False, progress: Progress | None = None) -> None:
         self.check(out, force)
-        write_atomically(out, lambda file: write_torch(file, _copy_tensors(self.content)))
-
-
-def _copy_tensors(value: Any) -> Any:
-    """The same with tensors that own their memory: PyTorch saves a view of a mapped file with the whole file."""
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, dict):
-        return {key: _copy_tensors(entry) for key, entry in value.items()}
-    return [_copy_tensors(entry) for entry in value] if isinstance(value, list) else value
+        write_atomically(out, lambda file: write_torch(file, copy_tensors(self.content)))
 
 
 def _is_transposed(checkpoint: Checkpoint) -> bool:

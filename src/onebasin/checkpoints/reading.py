@@ -175,7 +175,8 @@ class FileVersion:
 
 def _open_torch(path: Path, file: Path) -> Checkpoint:
     version, content = FileVersion.of(file), load_plain(file)
-    state, container, notes = _find_state(content, file)
+    container = _find_container(content, file)
+    state = content[container] if container else content
     tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
     extras = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
     for key, value in tensors.items():
@@ -184,12 +185,17 @@ def _open_torch(path: Path, file: Path) -> Checkpoint:
         if value.layout != torch.strided or value.is_quantized or value.is_nested:
             raise ValueError(f"{key!r} in {file} is not a plain tensor but {value.layout}, {value.dtype}")
     shapes = {key: value.detach().to("meta") for key, value in tensors.items()}
-    layout = FileLayout(path, {file: tuple(shapes)}, container=container, extras=extras)
 
     def read(key: str) -> Tensor:
         version.check()  # it is mapped
         return tensors[key].detach()
 
+    def read_others() -> Mapping[Any, Any]:
+        version.check()
+        return {key: value for key, value in content.items() if key != container} if container else {}
+
+    layout = FileLayout(path, {file: tuple(shapes)}, container=container, extras=extras, read_others=read_others)
+    notes = (f"the state dict is the entry {container!r} of {file.name}",) if container else ()
     return Checkpoint(shapes, read, layout, notes=notes)
 
 
@@ -221,18 +227,16 @@ def load_plain(file: Path) -> Any:
     return content
 
 
-def _find_state(content: Any, file: Path) -> tuple[Mapping[Any, Any], str, tuple[str, ...]]:
-    """The state dict in the content of a file, the name of the entry that holds it, and notes."""
+def _find_container(content: Any, file: Path) -> str:
+    """The name of the entry that holds the state dict; "" if the content is one itself."""
     if not isinstance(content, Mapping):
         raise ValueError(f"{file} holds a {type(content).__name__}, not a state dict")
-    if any(isinstance(value, Tensor) for value in content.values()):
-        return content, "", ()
     for name in _CONTAINERS:
         inside = content.get(name)
         if isinstance(inside, Mapping) and any(isinstance(value, Tensor) for value in inside.values()):
-            others = [str(key) for key in content if key != name]
-            left = f"; {', '.join(others)} left out" if others else ""
-            return inside, name, (f"the state dict is the entry {name!r} of {file.name}{left}",)
+            return name
+    if any(isinstance(value, Tensor) for value in content.values()):
+        return ""
     raise ValueError(f"{file} holds no tensors, or no state dict that is known ({', '.join(_CONTAINERS)})")
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from onebasin.checkpoints.checkpoint import SAFETENSORS_TYPES, TORCH_ENDINGS, Checkpoint, Conversion
 from onebasin.checkpoints.companion_files import CARD_NAME, copy_companion, find_companions
 from onebasin.checkpoints.input_protection import check_apart
+from onebasin.checkpoints.training_states import copy_tensors
 from onebasin.tensors.files import (
     check_replaceable,
     check_writable,
@@ -79,6 +80,7 @@ def write_checkpoint(
     progress: Progress | None = None,
     beside: Mapping[str, Callable[[Path], None]] | None = None,
     further: Collection[str] = (),
+    entries: Mapping[Any, Any] | None = None,
 ) -> None:
     """Write a state with the names, files and format of the checkpoint it was made from.
 
@@ -95,15 +97,18 @@ def write_checkpoint(
         beside: for a folder, other files to write into it, by name. A README.md of `like` is in its place by then, so that
             it can be added to.
         further: for a folder, names of files that the caller will write into it later.
+        entries: for a PyTorch file with the state dict in a container, what to write beside it, see `move_training_entries`.
+            Entries beside it in the file of `like` are not copied: they belong to the model as it was.
     """
     check_output(path, like, force, further=[*(beside or {}), *further])
+    check_entries(path, like, entries)
     target = Path(path)
     tensors = _name_as_in_files(read_state(state), like)
     tensors = tensors if progress is None else _count_reads(tensors, progress)
     if like.layout.is_folder:
 
         def write(folder: Path) -> None:
-            _write_folder(folder, tensors, like)
+            _write_folder(folder, tensors, like, entries)
             for name, write_file in (beside or {}).items():
                 write_file(folder / name)
 
@@ -114,7 +119,20 @@ def write_checkpoint(
         metadata = like.layout.metadata.get(file)
         write_atomically(target, lambda temporary: _write_safetensors(temporary, tensors, metadata))
     else:
-        write_atomically(target, lambda temporary: _write_torch(temporary, tensors, like))
+        write_atomically(target, lambda temporary: _write_torch(temporary, tensors, like, entries))
+
+
+def check_entries(path: str | os.PathLike[str], like: Checkpoint, entries: Mapping[Any, Any] | None) -> None:
+    """Refuse a format that has no room for what lies beside a model.
+
+    Raises:
+        ValueError: if there are entries, and the output is a safetensors file.
+    """
+    if entries and not like.layout.is_folder and _find_format(Path(path)) != "torch":
+        raise ValueError(
+            f"{path} can hold tensors alone, but there are other entries beside the model ({', '.join(map(str, entries))}): "
+            "give a name that ends in .pt, or --model-only"
+        )
 
 
 def _list_names(like: Checkpoint) -> set[str]:
@@ -165,13 +183,13 @@ def _count_reads(tensors: LazyState, progress: Progress) -> LazyState:
     return tensors.map(count)
 
 
-def _write_folder(folder: Path, tensors: LazyState, like: Checkpoint) -> None:
+def _write_folder(folder: Path, tensors: LazyState, like: Checkpoint, entries: Mapping[Any, Any] | None) -> None:
     for name, source in find_companions(like).copied.items():
         copy_companion(source, folder / name)
     for file, names in like.layout.files.items():
         shard = LazyState({name: tensors.shapes[name] for name in names}, tensors.__getitem__)
         if file.suffix in TORCH_ENDINGS:
-            _write_torch(folder / file.name, shard, like)
+            _write_torch(folder / file.name, shard, like, entries)
         else:
             _write_safetensors(folder / file.name, shard, like.layout.metadata.get(file))
     if like.layout.index is not None:
@@ -215,11 +233,13 @@ def _write_tensor(stream: BinaryIO, name: str, shape: Tensor, value: Tensor) -> 
     stream.write(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
 
 
-def _write_torch(file: Path, tensors: LazyState, like: Checkpoint) -> None:
+def _write_torch(file: Path, tensors: LazyState, like: Checkpoint, entries: Mapping[Any, Any] | None) -> None:
     """PyTorch's own format. Its writer holds all tensors of a file at once."""
     # A view would be saved with its whole storage, which for a mapped file is all of the file.
     state: dict[str, Any] = {
         name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()
     }
     state.update(like.layout.extras)
-    write_torch(file, {like.layout.container: state} if like.layout.container else state)
+    if like.layout.container:
+        state = {like.layout.container: state, **copy_tensors(entries or {})}
+    write_torch(file, state)

@@ -112,6 +112,11 @@ Out = Annotated[
     Path,
     _output("--out", "-o", metavar="OUT", help="The checkpoint to write: a file, or a folder if the input is one."),
 ]
+ModelOnly = Annotated[
+    bool,
+    _output("--model-only", help="Of a training checkpoint, write the model alone: without the optimiser's state and other "
+            "entries, which otherwise move with it."),
+]  # fmt: skip
 ReportFile = Annotated[
     Path | None,
     _output("--report", metavar="FILE.html", help="Write a report: one HTML file. With --data it has loss curves."),

@@ -8,16 +8,28 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from onebasin.checkpoints import Checkpoint, CheckpointSet, check_apart, check_output, find_companions, write_checkpoint
+from onebasin.checkpoints import (
+    Checkpoint,
+    CheckpointSet,
+    TrainingEntries,
+    check_apart,
+    check_entries,
+    check_output,
+    find_companions,
+    move_training_entries,
+    note_left_entries,
+    write_checkpoint,
+)
 from onebasin.checkpoints.companion_files import CARD_NAME
 from onebasin.cli.console import Output
 from onebasin.cli.run_record import RunRecord
 from onebasin.reporting import Report
 from onebasin.reporting.model_card import MARK, ModelCard, put_in_front
-from onebasin.symmetries import Permutation, Transform
+from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.tensors.files import check_writable
 from onebasin.tensors.progress import Progress
 from onebasin.tensors.states import LazyState, Model, State, read_state
+from onebasin.tracing import Kinds
 
 _COSTS = {
     "weight-distance": "squared distance of the weights",
@@ -89,6 +101,34 @@ def note_companions(output: Output, *written: tuple[Path, Checkpoint]) -> list[s
     return notes
 
 
+def note_about(output: Output, path: Path, notes: Sequence[str]) -> list[str]:
+    """Print, and return, remarks about a file."""
+    found = [f"{path}: {note}" for note in notes]
+    for note in found:
+        output.note(note)
+    return found
+
+
+def check_training_entries(
+    out: Path, model: Checkpoint, symmetry: Symmetry, kinds: Kinds, ignore: Sequence[str], model_only: bool
+) -> TrainingEntries:
+    """Refuse, before any work, what lies beside a model in a training checkpoint and cannot be moved with it.
+
+    Returns:
+        The entries as they are, and the places of those that will move.
+    """
+    if model_only:
+        return TrainingEntries(notes=note_left_entries(model))
+    entries = move_training_entries(symmetry.identity(), model, ignore)
+    if kinds != "permutation" and entries.places:
+        raise ValueError(
+            f"{model.path} holds {', '.join(entries.places)} beside the model, which can follow permutations alone: "
+            "--model-only leaves out all but the model"
+        )
+    check_entries(out, model, entries.content)
+    return entries
+
+
 def check_drawing(*files: Path | None) -> None:
     """Refuse, before any work, a report or a picture that cannot be drawn."""
     if any(files) and importlib.util.find_spec("matplotlib") is None:
@@ -105,13 +145,14 @@ def write_moved(
     file: Path,
     report: Path | None = None,
     beside: Mapping[str, Callable[[Path], None]] | None = None,
+    entries: Mapping[Any, Any] | None = None,
 ) -> None:
     """Write a moved checkpoint, and what moved it into `file`. That, and the later report, may lie in its folder."""
     further, beside = list_inside(out, like, [report]), dict(beside or {})
     if list_inside(out, like, [file]):
-        write_checkpoint(out, state, like, force, progress, {**beside, file.name: element.save}, further)
+        write_checkpoint(out, state, like, force, progress, {**beside, file.name: element.save}, further, entries)
     else:
-        write_checkpoint(out, state, like, force, progress, beside, further)
+        write_checkpoint(out, state, like, force, progress, beside, further, entries)
         element.save(file)
 
 

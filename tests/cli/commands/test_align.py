@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -138,7 +139,7 @@ def test_prefixes_are_reported_and_kept(onebasin, folder):
     ran = onebasin("align", "a.safetensors", "w.ckpt", "-o", "c.ckpt", *MLP, "--json")
     assert ran.code == 0
     assert any("begin with 'module.'" in note for note in ran.record["notes"])
-    assert "the state dict is the entry 'state_dict' of w.ckpt; epoch left out" in ran.err
+    assert "the state dict is the entry 'state_dict' of w.ckpt\n" in ran.err
     saved = torch.load(folder / "c.ckpt", weights_only=True)["state_dict"]
     assert_same({key.removeprefix("module."): value for key, value in saved.items()}, load(folder / "a.safetensors"))
 
@@ -315,3 +316,63 @@ def test_hugging_face_folders_in_another_basis(onebasin, folder):
     assert "must be filled with 1 for a change of basis" in ran.err
     assert "onebasin canonical" in ran.err
     assert not (folder / "d").exists()
+
+
+def write_training(folder: Path) -> None:
+    """run.pt: b.pt with a moving average and the state of an optimiser."""
+    model = make_mlp()
+    model.load_state_dict(load(folder / "b.pt"))
+    optimizer = torch.optim.Adam(model.named_parameters())
+    model(torch.randn(4, 1, 8, 8)).sum().backward()
+    optimizer.step()
+    saved = {"epoch": 3, "model": load(folder / "b.pt"), "optimizer": optimizer.state_dict(), "ema": model.state_dict()}
+    torch.save(saved, folder / "run.pt")
+
+
+def test_training_checkpoints_are_moved_whole(onebasin, folder):
+    write_training(folder)
+    ran = onebasin("align", "a.safetensors", "run.pt", "-o", "c.pt", *MLP, "--json")
+    assert ran.code == 0
+    assert "run.pt: moved with the model: optimizer, ema" in ran.record["notes"]
+    permutation = ob.Permutation.load(folder / "c.permutation.safetensors")
+    before, after = (torch.load(folder / name, weights_only=True) for name in ("run.pt", "c.pt"))
+    assert after["epoch"] == 3
+    assert_same(after["model"], load(folder / "a.safetensors"))
+    assert_same(after["ema"], permutation.apply(before["ema"]))
+    names = before["optimizer"]["param_groups"][0]["param_names"]
+    for number, name in enumerate(names):
+        expected = permutation.move(before["optimizer"]["state"][number]["exp_avg"], permutation.symmetry.layouts[name])
+        assert torch.equal(after["optimizer"]["state"][number]["exp_avg"], expected)
+    assert onebasin("apply", "c.permutation.safetensors", "run.pt", "-o", "d.pt").code == 0
+    assert_same(torch.load(folder / "d.pt", weights_only=True)["ema"], after["ema"])
+
+
+def test_the_model_of_a_training_checkpoint_is_written_alone(onebasin, folder):
+    write_training(folder)
+    before = digest(folder)
+    for arguments, message in (
+        (
+            ("-o", "c.safetensors"),
+            "c.safetensors can hold tensors alone, but there are other entries beside",
+        ),
+        (
+            ("-o", "c.pt", "--symmetry", "positive"),
+            "run.pt holds optimizer, ema beside the model, which can follow",
+        ),
+    ):
+        ran = onebasin("align", "a.safetensors", "run.pt", *MLP, *arguments)
+        assert ran.code == 3
+        assert message in ran.err
+        assert digest(folder) == before
+        ran = onebasin("align", "a.safetensors", "run.pt", *MLP, *arguments, "--model-only")
+        assert ran.code == 0, ran.err
+        assert "left out, as only the model is written: epoch, optimizer, ema" in ran.err
+        for file in digest(folder).keys() - before.keys():
+            (folder / file).unlink()
+    ran = onebasin("merge", "run.pt", "a.safetensors", "-o", "c.pt", *MLP)
+    assert "run.pt: left out, as only the model is written: epoch, optimizer, ema" in ran.err
+    assert torch.load(folder / "c.pt", weights_only=True).keys() == {"model"}
+    ran = onebasin("canonical", "run.pt", "-o", "d.pt", *MLP)
+    assert "run.pt: left out, as only the model is written: epoch, optimizer, ema" in ran.err
+    ran = onebasin("apply", "p.safetensors", "run.pt", "-o", "e.safetensors", "--model-only")
+    assert_same(load(folder / "e.safetensors"), ob.Permutation.load(folder / "p.safetensors").apply(load(folder / "b.pt")))

@@ -9,7 +9,7 @@ import torch
 import typer
 
 import onebasin as ob
-from onebasin.checkpoints import check_left, write_checkpoint
+from onebasin.checkpoints import check_left, move_training_entries, note_left_entries, write_checkpoint
 from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
 from onebasin.cli.line_evaluation import LineEvaluator, list_numbers
@@ -57,6 +57,7 @@ def align(
     detect_copy: options.DetectCopy = True,
     settings: options.Settings = None,
     device: options.Device = "cpu",
+    model_only: options.ModelOnly = False,
     report: options.ReportFile = None,
     force: options.Force = False,
     dry_run: options.DryRun = False,
@@ -64,7 +65,8 @@ def align(
 ) -> None:  # fmt: skip
     """Permute the hidden units of MODEL so that it comes as close to TARGET as it can. Its function stays the same.
 
-    Writes the permuted MODEL, in its own layout and types, and the permutation. With --symmetry units are scaled, or their
+    Writes the permuted MODEL, in its own layout and types, and the permutation; of a training checkpoint the moving averages
+    and the optimiser's state, too. With --symmetry units are scaled, or their
     basis is changed, as well; for changes of basis both models are taken in canonical form, see onebasin canonical.
     """
     output = Output(json)
@@ -86,9 +88,12 @@ def align(
     outputs.check_drawing(report)
     models = inputs.read_models(output, files, architecture, input_shape, ignore, check, alignment.data, allow)
     models.symmetry.restrict(groups or None)
-    check_left(models.checkpoints[1], models.symmetry)
+    fixed, moved = models.checkpoints
+    check_left(moved, models.symmetry)
+    entries = outputs.check_training_entries(out, moved, models.symmetry, kinds, ignore or (), model_only)
     written = [(model, files[1]), *([(target, files[0])] if target_out is not None else [])]
-    left_out = outputs.note_companions(output, *written)
+    left_out = [*outputs.note_companions(output, *written), *outputs.note_about(output, model, entries.notes)]
+    left_out += outputs.note_about(output, target, note_left_entries(fixed) if target_out is not None else ())
     outputs.show_inputs(output, [target, model], models)
     summary: dict[str, Any] = {
         "command": "align", "target": target, "model": model, "out": out, "permutation": file, "method": method,
@@ -97,7 +102,6 @@ def align(
     if dry_run:
         outputs.finish_dry_run(output, summary, [out, file, target_out, report])
         return
-    fixed, moved = models.checkpoints
     record = record_run(output, [target, model], files, seed) if report or card else None
     with output.progress() as progress, inputs.explain_data_errors(alignment.data):
         lines = LineEvaluator(models, inputs.read_loss(loss), inputs.read_data(data if report else None, "test"),
@@ -108,10 +112,13 @@ def align(
         result = ob.align(second, to=first, progress=progress, **known, **alignment.arguments)
         if kinds == "permutation":
             element, start, state = result.permutation, None, result.permutation.apply(moved)
+            entries = entries if model_only else move_training_entries(element, moved, ignore or ())
         else:
             element, start, state = result.transform, result.target, outputs.cast_like(moved, result.model)
         made = _describe(record, target, model, out, kinds, result) if record is not None and card is not None else None
-        outputs.write_moved(out, state, moved, force, progress, element, file, report, outputs.write_card(made))
+        outputs.write_moved(
+            out, state, moved, force, progress, element, file, report, outputs.write_card(made), entries.content
+        )
         if target_out is not None:
             write_checkpoint(target_out, outputs.cast_like(fixed, result.target), fixed, force, progress)
         paths |= lines.evaluate_lines({"aligned": state}, progress, start)

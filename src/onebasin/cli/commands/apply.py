@@ -39,12 +39,15 @@ def apply(
         ),
     ] = None,
     ignore: options.Ignore = None,
+    model_only: options.ModelOnly = False,
     allow: options.Allow = False,
     force: options.Force = False,
     dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:
     """Move a checkpoint, a LoRA, a task vector or an optimiser's state by a saved permutation or transform.
+
+    A training checkpoint is moved whole: the model, its moving averages, and the optimiser's state.
 
     No architecture is needed: the file knows the names and shapes of the model's tensors. A transform with changes of basis
     is for models in canonical form (see onebasin canonical), and an optimiser's state can only be permuted. If the file lies
@@ -55,7 +58,7 @@ def apply(
     differences = find_differences_of_folders(permutation.parent, checkpoint)
     if not allow:
         check_differences(differences)
-    moved = move_file(loaded.inverse() if inverse else loaded, checkpoint, kind, fan_in_fan_out, ignore or ())
+    moved = move_file(loaded.inverse() if inverse else loaded, checkpoint, kind, fan_in_fan_out, ignore or (), model_only)
     moved.check(out, force, [permutation])
     notes = [*differences, *moved.notes]
     for note in notes:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import onebasin as ob
-from onebasin.checkpoints import write_checkpoint
+from onebasin.checkpoints import note_left_entries, write_checkpoint
 from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
 from onebasin.symmetries.describe import merge_layers
@@ -42,6 +42,7 @@ def canonical(
     models = inputs.read_models(output, files, architecture, input_shape, ignore, check=False)
     like = models.checkpoints[0]
     left_out = outputs.note_companions(output, (checkpoint, like))
+    left_out += outputs.note_about(output, checkpoint, note_left_entries(like))
     with output.status("folding"):
         form = ob.canonical(models.load_model(like), models.architecture.example_inputs)
     if fold is not None and form.fold is None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import onebasin as ob
-from onebasin.checkpoints import CheckpointSet, check_left, write_checkpoint
+from onebasin.checkpoints import CheckpointSet, check_left, note_left_entries, write_checkpoint
 from onebasin.cli import inputs, mergekit, options, outputs
 from onebasin.cli.aligned_folders import AlignedFolders
 from onebasin.cli.console import Output
@@ -142,6 +142,7 @@ def merge(
     if reference != "first":  # else the first model, whose layout is written, stays where it is
         check_left(models.checkpoints[0], models.symmetry)
     left_out = outputs.note_companions(output, (paths[0], files[0]))
+    left_out += outputs.note_about(output, paths[0], note_left_entries(files[0]))
     outputs.show_inputs(output, paths, models)
     summary: dict[str, Any] = {
         "command": "merge", "models": paths, "out": out, "weights": shares, "method": method, "reference": reference,
