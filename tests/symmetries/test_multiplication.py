@@ -8,7 +8,7 @@ from basis_networks import with_gains
 from torch import nn
 
 import onebasin as ob
-from onebasin.symmetries.multiplication import UnpermutedSymmetry, draw
+from onebasin.symmetries.multiplication import UnpermutedSymmetry, describe_changes, draw
 from onebasin.symmetries.verification import verify
 from onebasin.tensors.states import read_state
 
@@ -60,8 +60,11 @@ def test_verify_checks_scales_and_bases(case):
     half = replace(scale, powers={key: value for key, value in scale.powers.items() if key != "down.weight"})
     wrong = replace(symmetry, scales={"up.weight": half})
     verify(wrong, model, x)  # permutations alone are right
-    with pytest.raises(ValueError, match=f"changes the function on this model's weights .*'{scale.group}'"):
+    with pytest.raises(ValueError, match=f"^scaling or changing the basis changes the function on this .*'{scale.group}'"):
         wrong.verify(model, x)
+    with pytest.raises(ValueError, match=r"^scaling changes the function"):
+        replace(wrong, bases={}).verify(model, x)
+    assert describe_changes(symmetry, "permuting") == "permuting, scaling or changing the basis"
     basis = symmetry.bases["enter.weight"]
     half = replace(basis, places={key: value for key, value in basis.places.items() if key != "leave.weight"})
     with pytest.raises(ValueError, match=f"changes the function .*'{basis.group}'"):

@@ -106,6 +106,7 @@ def test_verification_allows_for_rounding_where_units_are_mixed():
     symmetry = ob.symmetry(model, x, kinds="all")
     assert symmetry.rounding == 0
     assert TransformedSymmetry(symmetry).rounding == 1e-12
+    assert TransformedSymmetry(symmetry).change == "permuting or changing the basis"
     assert TransformedSymmetry(ob.symmetry(model, x, kinds="positive")).rounding == 0
 
 

@@ -62,7 +62,9 @@ def summarise(symmetry: Structure) -> list[tuple[str, int, Group, list[str]]]:
     alike: dict[Any, list[str]] = {}
     for name, group in symmetry.groups.items():
         axes = merge_layers(place.partition(" as ")[0] for place in places(symmetry, name))
-        alike.setdefault((_star(name), group.size, *(tuple(map(_star, x)) for x in (group.parents, axes))), []).append(name)
+        alike.setdefault(
+            (star_layer(name), group.size, *(tuple(map(star_layer, x)) for x in (group.parents, axes))), []
+        ).append(name)
     return [
         (star if len(names) > 1 else names[0], len(names), symmetry.groups[names[0]], list(axes))
         for (star, _, _, axes), names in alike.items()
@@ -77,14 +79,14 @@ def merge_layers(entries: Iterable[str]) -> list[str]:
     """
     found: dict[str, list[str]] = {}
     for entry in entries:
-        found.setdefault(_star(entry), []).append(entry)
+        found.setdefault(star_layer(entry), []).append(entry)
     return [f"{star} x{len(alike)}" if len(alike) > 1 else alike[0] for star, alike in found.items()]
 
 
-def _star(name: str) -> str:
+def star_layer(name: str) -> str:
     """A name without the number of its layer: the first one in it, as further numbers are places inside a layer.
 
-    >>> _star("model.layers.12.mlp.0.weight[0]")
+    >>> star_layer("model.layers.12.mlp.0.weight[0]")
     'model.layers.*.mlp.0.weight[0]'
     """
     return name if "*" in name else re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name, count=1)

@@ -65,12 +65,19 @@ def check_fixed(symmetry: Structure, state: State) -> None:
             )
 
 
+def describe_changes(symmetry: Structure, *first: str) -> str:
+    """What scales and matrices do, and before it what else is done, for messages."""
+    words = [*first, *["scaling"] * bool(symmetry.scales), *["changing the basis"] * bool(symmetry.bases)]
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
 class UnpermutedSymmetry:
     """A symmetry whose random elements are scales and matrices without a permutation, in float64, for verification."""
 
     def __init__(self, symmetry: Structure):
         self.groups, self.ties, self.unreached = symmetry.groups, symmetry.ties, symmetry.unreached
         self.fixed, self.rounding = symmetry.fixed, ROUNDING if symmetry.bases else 0.0
+        self.change = describe_changes(symmetry)
         self._symmetry = symmetry
 
     def random(self, generator: torch.Generator | None = None) -> _Multiplication:

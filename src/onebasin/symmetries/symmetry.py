@@ -103,6 +103,11 @@ class Symmetry(Structure):
         """What permutations may change beyond the rounding of sums in another order: nothing."""
         return 0.0
 
+    @property
+    def change(self) -> str:
+        """What its permutations do, for messages of `verify`."""
+        return "permuting"
+
     def __repr__(self) -> str:
         return f"Symmetry({self.summary()})"
 

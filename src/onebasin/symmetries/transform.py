@@ -15,6 +15,7 @@ from onebasin.symmetries.basis_matrices import MixedTensors, check_matrices
 from onebasin.symmetries.multiplication import (
     ROUNDING,
     check_fixed,
+    describe_changes,
     draw,
     matrix_shape,
     mixed_tensors,
@@ -328,6 +329,7 @@ class TransformedSymmetry:
     def __init__(self, symmetry: Symmetry):
         self.groups, self.ties, self.unreached = symmetry.groups, symmetry.ties, symmetry.unreached
         self.fixed, self.rounding = symmetry.fixed, ROUNDING if symmetry.bases else 0.0
+        self.change = describe_changes(symmetry, "permuting")
         self._symmetry = symmetry
 
     def random(self, generator: torch.Generator | None = None) -> _InFloat64:

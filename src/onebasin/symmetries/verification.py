@@ -70,6 +70,11 @@ class Verifiable(Protocol):
         """What elements may change, relative to the largest output: where units are mixed, zeros do not stay zero."""
         ...
 
+    @property
+    def change(self) -> str:
+        """What elements do, for messages: "permuting", for example."""
+        ...
+
     def random(self, generator: torch.Generator | None = None) -> Element:
         """A random element."""
         ...
@@ -196,7 +201,7 @@ class Unstable(CannotVerify):
 
 
 class Different(ValueError):
-    """A permutation changes the function.
+    """An element of the symmetry changes the function.
 
     Attributes:
         guilty: the groups that change it alone.
@@ -259,7 +264,8 @@ def _check(symmetry: Verifiable, function: Function, state: LazyState, what: str
         ]
         blame = ", ".join(map(repr, guilty)) or "no single group, but several together"
         raise Different(
-            f"permuting changes the function on {what} by {relative_difference(expected, found):.1e} (relative): {blame}. "
+            f"{symmetry.change} changes the function on {what} by {relative_difference(expected, found):.1e} (relative): "
+            f"{blame}. "
             "Written by hand, the symmetry claims too much; if it was traced, please report this network.",
             guilty,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +15,7 @@ from onebasin.checkpoints import Architecture, Checkpoint, find_architecture, op
 from onebasin.cli import options
 from onebasin.cli.console import Output, escape_controls
 from onebasin.symmetries import Place, Power, Symmetry
-from onebasin.symmetries.describe import merge_layers, pin_reasons, places, summarise
+from onebasin.symmetries.describe import merge_layers, pin_reasons, places, star_layer, summarise
 from onebasin.symmetries.layout import write
 from onebasin.symmetries.transform import load_element
 
@@ -129,17 +128,12 @@ def _merge_rows(rows: Iterable[tuple[str, str, list[str]]]) -> Iterator[tuple[st
     """
     alike: dict[Any, list[tuple[str, list[str]]]] = {}
     for name, kind, axes in rows:
-        alike.setdefault((_star(name), kind, *map(_star, axes)), []).append((name, axes))
+        alike.setdefault((star_layer(name), kind, *map(star_layer, axes)), []).append((name, axes))
     for (star, kind, *starred), found in alike.items():
         if len(found) > 1:
             yield f"{star} x{len(found)}", kind, starred
         else:
             yield found[0][0], kind, merge_layers(found[0][1])
-
-
-def _star(name: str) -> str:
-    """A name without the number of its layer."""
-    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name, count=1)
 
 
 def _list_axes(entries: Mapping[str, tuple[Power, ...] | tuple[Place, ...]]) -> list[str]:
