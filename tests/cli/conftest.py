@@ -1,13 +1,16 @@
 """Small checkpoints on disk, and a way to run the command line in this process."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from attacks import SECRET
 from cli_files import write_pair
+from damaged_elements import write_transform
 
 
 @dataclass(frozen=True)
@@ -45,3 +48,23 @@ def folder(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("COLUMNS", "100")
     write_pair(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def pristine(tmp_path_factory) -> Path:
+    """The same files, made once; not to be changed."""
+    folder = tmp_path_factory.mktemp("pristine")
+    write_pair(folder)
+    write_transform(folder)
+    return folder
+
+
+@pytest.fixture
+def attacked(pristine, tmp_path, monkeypatch) -> Path:
+    """A copy of those files in the working folder, with a secret outside of it."""
+    folder = tmp_path / "work"
+    shutil.copytree(pristine, folder)
+    (tmp_path / "secret.json").write_text(SECRET)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "500")
+    return folder

@@ -47,6 +47,11 @@ def _identify(path: Path) -> tuple[int, int] | None:
 
 def _identify_all(path: Path) -> set[tuple[int, int]]:
     """The identities of a path, of what it points to if it is a link, and of all folders that the two lie in."""
-    entry = path.absolute() if path.name in ("", "..") else path.absolute().parent.resolve() / path.name
-    places = {place for start in (entry, path.resolve()) for place in (start, *start.parents)}
+    entry = path.absolute() if path.name in ("", "..") else follow_links(path.absolute().parent) / path.name
+    places = {place for start in (entry, follow_links(path)) for place in (start, *start.parents)}
     return {identity for place in places if (identity := _identify(place)) is not None}
+
+
+def follow_links(path: Path) -> Path:
+    """The whole path without links, as far as there is one: a link that leads to itself stays, where pathlib fails."""
+    return Path(os.path.realpath(path))

@@ -35,7 +35,7 @@ def _check(key: str, value: Any, file: Path) -> Any:
         raise ValueError(f"the architecture in {file} is code in that folder, which is never run: give --model")
     if key == "model_type" and value in _WRAPPERS:
         raise ValueError(f"{file} wraps a model of another package ({value}), which may load files: give --model timm:NAME")
-    if key.endswith("_implementation") and isinstance(value, str) and not _PLAIN_NAME.fullmatch(value):
+    if "_implementation" in key and isinstance(value, str) and not _PLAIN_NAME.fullmatch(value):
         raise ValueError(f"{file} takes {key} from {value!r}, and code is never downloaded: give --model")
     if key in _ARGUMENTS and isinstance(value, dict):
         for name in _LOADING:

@@ -135,8 +135,16 @@ def _find_starts(file: Path) -> dict[str, int]:
     """Where in a safetensors file each tensor begins: behind the length of the header and the header."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
-        header = json.loads(stream.read(length))
+        header = json.loads(stream.read(length), object_pairs_hook=_read_once)
     return {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"}
+
+
+def _read_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The entries of a JSON object. Readers differ in which of two entries with one name they take."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("its header has an entry twice")
+    return found
 
 
 def _read_tensor(file: Path, start: int, shape: Tensor) -> Tensor:

@@ -27,6 +27,8 @@ from onebasin.cli.standard_output import reserved_for_result, set_result
 from onebasin.startup import INTERRUPTED, INTERRUPTION, raise_on_interrupt
 
 REFUSED, INTERNAL = 3, 70
+_LONGEST = 800
+"""Characters of a sentence: a name from a file can have any length."""
 
 _HELP = """Bring independently trained neural networks into one basin of the loss landscape, from their checkpoints.
 
@@ -127,6 +129,7 @@ def _describe(error: BaseException) -> str:
 
 
 def _fail(text: str, code: int) -> int:
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
     shown = escape_controls(text.strip())  # one line, whatever is in the name of a file
     make_console(stderr=True).print(Text.assemble(("error: ", "bold red"), shown), soft_wrap=True)
     if wants_json():

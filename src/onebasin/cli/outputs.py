@@ -21,6 +21,7 @@ from onebasin.checkpoints import (
     write_checkpoint,
 )
 from onebasin.checkpoints.companion_files import CARD_NAME
+from onebasin.checkpoints.input_protection import follow_links
 from onebasin.cli.console import Output
 from onebasin.cli.run_record import RunRecord
 from onebasin.reporting import Report
@@ -58,7 +59,7 @@ def list_inside(out: Path, like: Checkpoint, files: Sequence[Path | None]) -> li
     """The names of those files that lie in the folder `out`, if it will be one."""
     if not like.layout.is_folder:
         return []
-    return [file.name for file in files if file is not None and file.parent.resolve() == out.resolve()]
+    return [file.name for file in files if file is not None and follow_links(file.parent) == follow_links(out)]
 
 
 def check_further_output(
@@ -71,8 +72,8 @@ def check_further_output(
 
 def check_place(out: Path, taken: Sequence[Path | None]) -> None:
     """Refuse an output that is another one, lies in it, or holds it."""
-    place = out.resolve()
-    for path in (path.resolve() for path in taken if path is not None):
+    place = follow_links(out)
+    for path in (follow_links(path) for path in taken if path is not None):
         if place == path or place in path.parents or path in place.parents:
             raise ValueError(f"{out} is in the way of another output: every output needs a place of its own")
 
@@ -88,9 +89,9 @@ def check_files(files: Sequence[Path | None], inputs: Sequence[Path | Checkpoint
 def _check_different(paths: Sequence[Path | None]) -> None:
     taken: set[Path] = set()
     for path in filter(None, paths):
-        if path.resolve() in taken:
+        if follow_links(path) in taken:
             raise ValueError(f"{path} is named twice: every output needs a place of its own")
-        taken.add(path.resolve())
+        taken.add(follow_links(path))
 
 
 def note_companions(output: Output, *written: tuple[Path, Checkpoint]) -> list[str]:
@@ -207,7 +208,7 @@ def list_replaced(paths: Sequence[Path | None]) -> list[Path]:
     found = []
     for path in filter(None, paths):
         found += sorted(path.iterdir()) if path.is_dir() else [path] if os.path.lexists(path) else []
-    return list({path.parent.resolve() / path.name: path for path in found}.values())
+    return list({follow_links(path.parent) / path.name: path for path in found}.values())
 
 
 def _join(paths: Sequence[Path]) -> str:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from onebasin.checkpoints import Checkpoint, check_apart
 from onebasin.checkpoints.checkpoint import TORCH_ENDINGS
+from onebasin.checkpoints.input_protection import follow_links
 from onebasin.cli.outputs import check_place
 from onebasin.symmetries import Permutation, Transform
 from onebasin.tensors.files import check_replaceable, check_writable, write_folder_atomically
@@ -66,7 +67,7 @@ def name_models(models: Sequence[Path]) -> list[str]:
     >>> name_models([Path("a/x.pt"), Path("Llama-3.2")]), name_models([Path("a/x.pt"), Path("b/X.safetensors")])
     (['x', 'Llama-3.2'], ['1-x', '2-X'])
     """
-    names = [path.absolute().name or path.resolve().name for path in models]
+    names = [path.absolute().name or follow_links(path).name for path in models]
     endings = (".safetensors", *TORCH_ENDINGS)
     names = [next((name.removesuffix(end) for end in endings if name.endswith(end)), name) for name in names]
     alike = len({name.lower() for name in names}) < len(names)  # some file systems do not tell case apart

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.symmetries.describe import describe, describe_in_html
+from onebasin.symmetries.file_checks import check_loaded, check_sizes
 from onebasin.symmetries.gather import gather
 from onebasin.symmetries.indices import Cache, gather_indices
 from onebasin.symmetries.layout import Layout, parse, write
@@ -316,11 +317,11 @@ def read_element(
     """
     tensors, header = load_tensors(path)
     if header.get("format") != f"onebasin {what} 1":
-        raise ValueError(f"{path} is not a onebasin {what} (format {header.get('format')!r})")
+        raise ValueError(f"{path} is not a onebasin {what} (format {repr(header.get('format'))[:60]})")
     try:
         return read(tensors, header)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{path} is not a onebasin {what}: {error}") from error
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not a onebasin {what}, or it is damaged: {str(error)[:300]}") from error
 
 
 def describe_symmetry(symmetry: Symmetry) -> dict[str, Any]:
@@ -340,12 +341,14 @@ def read_symmetry(header: Mapping[str, Any], **more: Any) -> Symmetry:
     Raises:
         ValueError: if it contradicts itself.
     """
+    sizes = check_sizes(header["sizes"])
     groups = {name: Group(name, size, tuple(parents)) for name, size, parents in header["groups"]}
-    layouts = {key: parse(text, header["sizes"]) for key, text in header["layouts"].items()}
+    layouts = {key: parse(text, sizes) for key, text in header["layouts"].items()}
     ties, unreached = tuple(tuple(keys) for keys in header["ties"]), tuple(map(str, header.get("unreached", ())))
     if not set(unreached) <= layouts.keys():
         raise ValueError("a parameter that no call used has no layout")
     symmetry = Symmetry(groups, layouts, ties, unreached=unreached, **more)
+    check_loaded(symmetry, sizes)
     symmetry.check()
     return symmetry
 

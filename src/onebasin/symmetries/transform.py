@@ -301,7 +301,7 @@ def load_element(path: str | os.PathLike[str]) -> Permutation | Transform:
     if found == "onebasin transform 1":
         return Transform.load(path)
     if found != "onebasin permutation 1":
-        raise ValueError(f"{path} is neither a onebasin permutation nor a onebasin transform (format {found!r})")
+        raise ValueError(f"{path} is neither a onebasin permutation nor a onebasin transform (format {repr(found)[:60]})")
     return Permutation.load(path)
 
 
