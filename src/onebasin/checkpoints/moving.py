@@ -26,6 +26,7 @@ from onebasin.checkpoints.tensor_names import check_finite, fit_names
 from onebasin.checkpoints.training_states import TrainingEntries, copy_tensors, move_training_entries, note_left_entries
 from onebasin.checkpoints.unknown_tensors import check_left, find_scales, is_quantized, lay_out_scales
 from onebasin.checkpoints.writing import check_entries, check_output, write_checkpoint
+from onebasin.checkpoints.written_types import widen
 from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.tensors.files import check_writable, read_json, write_atomically, write_torch
 from onebasin.tensors.progress import Progress
@@ -68,6 +69,7 @@ def move_file(
     transposed: bool | None = None,
     ignore: Collection[str] = (),
     model_only: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> MovedFile:
     """Move a file by a permutation or a transform of the model that it belongs to.
 
@@ -78,6 +80,7 @@ def move_file(
         transposed: for a LoRA, whether base weights are (inputs, outputs). If None, its configuration says so.
         ignore: shell patterns for tensors that the model does not have. They stay as they are.
         model_only: of a training checkpoint, write the model alone.
+        dtype: the type of the floating tensors of what is written. If None, they keep their types.
 
     Raises:
         ValueError: if the file is damaged, or does not fit the permutation.
@@ -86,6 +89,10 @@ def move_file(
     if path.is_file() and (kind == "optimizer" or (kind == "auto" and path.suffix in TORCH_ENDINGS)):
         content = load_plain(path)
         if is_optimizer_state(content):
+            if dtype is not None:
+                raise ValueError(
+                    f"{path} is the state of an optimiser, whose types are those of the model when it is loaded"
+                )
             remarks = () if has_names(content) else (UNNAMED,)
             return _MovedOptimizer(path, move_optimizer(permutation, content), remarks)
     if kind == "optimizer":
@@ -96,19 +103,24 @@ def move_file(
     if kind == "lora" or (kind == "auto" and is_adapter(checkpoint)):
         transposed = _is_transposed(checkpoint) if transposed is None else transposed
         notes = (*left, *_name_others(permutation, checkpoint), *_warn(permutation))
-        return _MovedCheckpoint("lora", checkpoint, move_adapter(permutation, checkpoint, transposed), notes)
+        moved = move_adapter(permutation, checkpoint if dtype is None else widen(checkpoint), transposed)
+        return _MovedCheckpoint("lora", checkpoint, moved, notes, dtype=dtype)
     symmetry, scales = permutation.symmetry, {} if kind == "task-vector" else find_scales(checkpoint)
     fitted = _fit(checkpoint, symmetry, ignore, kind == "task-vector", scales)
+    source = fitted if dtype is None else widen(fitted)
     if kind == "task-vector":
         check_left(fitted, symmetry)
-        return _MovedCheckpoint("task vector", fitted, _move_vector(permutation, fitted), (*left, *_warn(permutation)))
+        notes = (*left, *_warn(permutation))
+        return _MovedCheckpoint("task vector", fitted, _move_vector(permutation, source), notes, dtype=dtype)
     scales = {name: weight for name, weight in scales.items() if weight in fitted.names.values()}
     check_left(fitted, symmetry, scales)
     if isinstance(permutation, Transform):
         _check_multiplied(permutation, fitted)
     entries = TrainingEntries(notes=left) if model_only else move_training_entries(permutation, fitted, ignore)
-    whole, state, notes = _add_scales(permutation, fitted, scales) if scales else (fitted, permutation.apply(fitted), ())
-    return _MovedCheckpoint("model", whole, state, (*notes, *entries.notes), entries.content)
+    if scales and dtype is not None:
+        raise ValueError(f"{path} is quantised, and its types must stay as they are: leave out the other type")
+    whole, state, notes = _add_scales(permutation, fitted, scales) if scales else (fitted, permutation.apply(source), ())
+    return _MovedCheckpoint("model", whole, state, (*notes, *entries.notes), entries.content, dtype)
 
 
 def _fit(
@@ -159,7 +171,7 @@ def _add_scales(
     return whole, LazyState(shapes, read), (remark,)
 
 
-def _move_vector(permutation: Permutation | Transform, vector: Checkpoint) -> LazyState:
+def _move_vector(permutation: Permutation | Transform, vector: LazyState) -> LazyState:
     if isinstance(permutation, Transform):
         return permutation.apply_difference(vector).lazily()
     return vector.map(lambda key, value: permutation.move(value, permutation.symmetry.layouts[key]))
@@ -185,6 +197,7 @@ class _MovedCheckpoint(MovedFile):
     state: LazyState
     remarks: tuple[str, ...] = ()
     entries: Mapping[Any, Any] | None = None
+    dtype: torch.dtype | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -194,11 +207,11 @@ class _MovedCheckpoint(MovedFile):
         return f"{len(self.checkpoint.original)} tensors"
 
     def check(self, out: Path, force: bool = False, inputs: Iterable[Path] = ()) -> None:
-        check_output(out, self.checkpoint, force, inputs)
+        check_output(out, self.checkpoint, force, inputs, dtype=self.dtype)
         check_entries(out, self.checkpoint, self.entries)
 
     def write(self, out: Path, force: bool = False, progress: Progress | None = None) -> None:
-        write_checkpoint(out, self.state, self.checkpoint, force, progress, entries=self.entries)
+        write_checkpoint(out, self.state, self.checkpoint, force, progress, entries=self.entries, dtype=self.dtype)
 
 
 @dataclass(frozen=True)

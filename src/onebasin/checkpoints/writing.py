@@ -18,6 +18,7 @@ from onebasin.checkpoints.checkpoint import SAFETENSORS_TYPES, TORCH_ENDINGS, Ch
 from onebasin.checkpoints.companion_files import CARD_NAME, copy_companion, find_companions
 from onebasin.checkpoints.input_protection import check_apart
 from onebasin.checkpoints.training_states import copy_tensors
+from onebasin.checkpoints.written_types import convert_configuration, convert_types
 from onebasin.tensors.files import (
     check_replaceable,
     check_writable,
@@ -38,6 +39,7 @@ def check_output(
     force: bool = False,
     inputs: Iterable[str | os.PathLike[str] | Checkpoint] = (),
     further: Collection[str] = (),
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Refuse, before any work, an output that cannot or should not be written.
 
@@ -47,6 +49,7 @@ def check_output(
         force: allow to replace a file, or a folder in which nothing is but what will be written.
         inputs: files, folders and checkpoints that must stay as they are, beside `like`.
         further: for a folder, the names of other files that will be written into it.
+        dtype: the type in which floating tensors will be written, if it is another one.
 
     Raises:
         ValueError: if it is, lies in, or holds one of the inputs, exists and `force` is not given, is in a folder that does
@@ -67,7 +70,8 @@ def check_output(
     existing = target
     while not existing.exists():
         existing = existing.absolute().parent
-    free, needed = shutil.disk_usage(existing).free, like.num_bytes + find_companions(like).num_bytes
+    tensors = like if dtype is None else convert_types(like, dtype)
+    free, needed = shutil.disk_usage(existing).free, tensors.num_bytes + find_companions(like).num_bytes
     if needed > free:
         raise ValueError(f"{target} needs {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free there")
 
@@ -81,6 +85,7 @@ def write_checkpoint(
     beside: Mapping[str, Callable[[Path], None]] | None = None,
     further: Collection[str] = (),
     entries: Mapping[Any, Any] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Write a state with the names, files and format of the checkpoint it was made from.
 
@@ -99,16 +104,21 @@ def write_checkpoint(
         further: for a folder, names of files that the caller will write into it later.
         entries: for a PyTorch file with the state dict in a container, what to write beside it, see `move_training_entries`.
             Entries beside it in the file of `like` are not copied: they belong to the model as it was.
+        dtype: the type of all floating tensors in the output, which its configuration tells as well. If None, they have the
+            types of `state`.
     """
-    check_output(path, like, force, further=[*(beside or {}), *further])
+    check_output(path, like, force, further=[*(beside or {}), *further], dtype=dtype)
     check_entries(path, like, entries)
     target = Path(path)
     tensors = _name_as_in_files(read_state(state), like)
+    tensors = tensors if dtype is None else convert_types(tensors, dtype)
     tensors = tensors if progress is None else _count_reads(tensors, progress)
     if like.layout.is_folder:
 
         def write(folder: Path) -> None:
             _write_folder(folder, tensors, like, entries)
+            if dtype is not None and (folder / "config.json").is_file():
+                _convert_configuration(folder / "config.json", dtype)
             for name, write_file in (beside or {}).items():
                 write_file(folder / name)
 
@@ -168,7 +178,7 @@ def _name_as_in_files(state: State, like: Checkpoint) -> LazyState:
 def _check_unsaved(state: State, like: Checkpoint) -> None:
     """Refuse a state with changes in tensors that the files do not hold, because the model makes them itself."""
     for key in like.unsaved:
-        if not torch.equal(state[key].cpu(), like[key]):
+        if not torch.equal(state[key].cpu().to(like[key].dtype), like[key]):
             raise ValueError(f"{key!r} would change, but {like.path} does not hold it: the model makes it itself")
 
 
@@ -196,6 +206,12 @@ def _write_folder(folder: Path, tensors: LazyState, like: Checkpoint, entries: M
         index = read_json(like.layout.index)
         index["metadata"] = {**(index.get("metadata") or {}), "total_size": tensors.num_bytes}
         (folder / like.layout.index.name).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _convert_configuration(file: Path, dtype: torch.dtype) -> None:
+    content = read_json(file)
+    if isinstance(content, dict):
+        file.write_text(json.dumps(convert_configuration(content, dtype), indent=2) + "\n")
 
 
 def _find_format(target: Path) -> str:

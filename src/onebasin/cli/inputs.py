@@ -16,6 +16,7 @@ import onebasin as ob
 from onebasin.checkpoints import Checkpoint, CheckpointSet, open_checkpoint, open_models
 from onebasin.checkpoints.configurations import check_differences, find_differences
 from onebasin.checkpoints.factories import describe_call_error, import_object
+from onebasin.checkpoints.written_types import widen
 from onebasin.cli.console import Output
 from onebasin.datasets import digits
 from onebasin.landscape.batches import check_data, take_example
@@ -133,16 +134,18 @@ class AlignmentOptions:
     runs_networks: bool
     device: str
 
-    def load(self, models: CheckpointSet, run: bool = False) -> list[Any]:
+    def load(self, models: CheckpointSet, run: bool = False, wide: bool = False) -> list[Any]:
         """What to align: modules if they are run, else the checkpoints themselves. The first is on the device.
 
         Args:
             models: the checkpoints.
             run: something else than the alignment runs them too: all are on the device.
+            wide: the first, whose types a merge has, is in the type to compute in.
         """
         if run:
             return [model.to(self.device) for model in models.load()]
         first, *others = models.load() if self.runs_networks else models.checkpoints
+        first = widen(first) if wide and isinstance(first, Checkpoint) else first
         return [first.to(self.device), *others]
 
     def symmetry_of(self, models: CheckpointSet, kinds: Kinds) -> dict[str, Any]:

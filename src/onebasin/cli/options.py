@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from onebasin.checkpoints.written_types import TypeName
 from onebasin.landscape.calibration import RepairForm
 from onebasin.matching.methods import MethodName
 
@@ -112,6 +113,11 @@ Out = Annotated[
     Path,
     _output("--out", "-o", metavar="OUT", help="The checkpoint to write: a file, or a folder if the input is one."),
 ]
+OutType = Annotated[
+    TypeName | None,
+    _output("--out-dtype", metavar="TYPE", help="The type of the floating tensors in OUT, and in its configuration: "
+            "float64, float32, float16 or bfloat16. By default as in the input."),
+]  # fmt: skip
 ModelOnly = Annotated[
     bool,
     _output("--model-only", help="Of a training checkpoint, write the model alone: without the optimiser's state and other "

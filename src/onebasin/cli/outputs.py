@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from onebasin.checkpoints import (
     Checkpoint,
     CheckpointSet,
@@ -22,6 +24,7 @@ from onebasin.checkpoints import (
 )
 from onebasin.checkpoints.companion_files import CARD_NAME
 from onebasin.checkpoints.input_protection import follow_links
+from onebasin.checkpoints.written_types import convert_tensor, convert_types
 from onebasin.cli.console import Output
 from onebasin.cli.run_record import RunRecord
 from onebasin.reporting import Report
@@ -45,11 +48,16 @@ def place_element(out: Path, is_folder: bool, what: Literal["permutation", "tran
 
 
 def check_outputs(
-    out: Path, like: Checkpoint, inputs: Sequence[Path | Checkpoint], files: Sequence[Path | None], force: bool
+    out: Path,
+    like: Checkpoint,
+    inputs: Sequence[Path | Checkpoint],
+    files: Sequence[Path | None],
+    force: bool,
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Refuse, before any work, outputs that exist, that are or lie in inputs, or that are named twice."""
     inside = list_inside(out, like, files)
-    check_output(out, like, force, inputs, inside)
+    check_output(out, like, force, inputs, inside, dtype)
     _check_different([out, *files])
     # Files in a folder replace what is there together with it.
     check_files([file for file in files if not list_inside(out, like, [file])], inputs, force)
@@ -147,13 +155,14 @@ def write_moved(
     report: Path | None = None,
     beside: Mapping[str, Callable[[Path], None]] | None = None,
     entries: Mapping[Any, Any] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Write a moved checkpoint, and what moved it into `file`. That, and the later report, may lie in its folder."""
     further, beside = list_inside(out, like, [report]), dict(beside or {})
     if list_inside(out, like, [file]):
-        write_checkpoint(out, state, like, force, progress, {**beside, file.name: element.save}, further, entries)
+        write_checkpoint(out, state, like, force, progress, {**beside, file.name: element.save}, further, entries, dtype)
     else:
-        write_checkpoint(out, state, like, force, progress, beside, further, entries)
+        write_checkpoint(out, state, like, force, progress, beside, further, entries, dtype)
         element.save(file)
 
 
@@ -182,10 +191,11 @@ def _put_in_front(card: ModelCard, file: Path) -> None:
     file.write_bytes(put_in_front(card, file.read_bytes() if file.exists() else b""))
 
 
-def cast_like(like: Checkpoint, model: Model) -> LazyState:
-    """The state of a model in the types of a checkpoint."""
+def cast_like(like: Checkpoint, model: Model, dtype: torch.dtype | None = None) -> LazyState:
+    """The state of a model in the types of a checkpoint, or its floating tensors in another type."""
     state = read_state(model).lazily()
-    return LazyState(like.shapes, lambda key: state[key].to(like.shapes[key].dtype))
+    shapes = like.shapes if dtype is None else convert_types(like, dtype).shapes
+    return LazyState(shapes, lambda key: convert_tensor(key, state[key], shapes[key].dtype))
 
 
 def save_report(path: Path | None, title: str, facts: dict[str, Any], record: RunRecord | None, **parts: Any) -> None:
@@ -260,9 +270,13 @@ def describe_cost(objective: str | None) -> str:
     return _COSTS[objective or "weight-distance"]
 
 
-def note_rounding(path: Path, checkpoint: Checkpoint) -> list[str]:
-    """A note if weights that were multiplied, and not only moved, are rounded to a narrow type."""
-    narrow = [kind for kind in checkpoint.dtypes if kind in ("bfloat16", "float16")]
+def note_rounding(
+    path: Path, checkpoint: Checkpoint, multiplied: bool = True, dtype: torch.dtype | None = None
+) -> list[str]:
+    """A note if weights are rounded to a narrow type: those that were multiplied, and not only moved, or are converted."""
+    kinds = [str(dtype).removeprefix("torch.")] if dtype is not None else checkpoint.dtypes
+    is_rounded = multiplied or any(v.is_floating_point() and v.dtype != dtype for v in checkpoint.shapes.values())
+    narrow = [kind for kind in kinds if kind in ("bfloat16", "float16") and is_rounded]
     return [f"{path} is rounded to {narrow[0]}, and computes what it did up to that rounding"] if narrow else []
 
 

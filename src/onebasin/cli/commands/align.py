@@ -10,6 +10,7 @@ import typer
 
 import onebasin as ob
 from onebasin.checkpoints import check_left, move_training_entries, note_left_entries, write_checkpoint
+from onebasin.checkpoints.written_types import find_type
 from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
 from onebasin.cli.line_evaluation import LineEvaluator, list_numbers
@@ -57,6 +58,7 @@ def align(
     detect_copy: options.DetectCopy = True,
     settings: options.Settings = None,
     device: options.Device = "cpu",
+    out_dtype: options.OutType = None,
     model_only: options.ModelOnly = False,
     report: options.ReportFile = None,
     force: options.Force = False,
@@ -69,7 +71,7 @@ def align(
     and the optimiser's state, too. With --symmetry units are scaled, or their
     basis is changed, as well; for changes of basis both models are taken in canonical form, see onebasin canonical.
     """
-    output = Output(json)
+    output, dtype = Output(json), find_type(out_dtype)
     if target_out is not None and kinds != "all":
         raise typer.BadParameter(f"TARGET stays as it is with --symmetry {kinds}", param_hint="--target-out")
     alignment = inputs.read_alignment_options(
@@ -82,7 +84,7 @@ def align(
     file = permutation or outputs.place_element(out, files[1].layout.is_folder, what)
     sources = [*files, *inputs.list_input_files([architecture, init], [architecture, data, loss])]
     card = outputs.place_card(out, files[1])
-    outputs.check_outputs(out, files[1], sources, [file, report, card], force)
+    outputs.check_outputs(out, files[1], sources, [file, report, card], force, dtype)
     if target_out is not None:
         outputs.check_further_output(target_out, files[0], sources, [out, file, report], force)
     outputs.check_drawing(report)
@@ -114,17 +116,20 @@ def align(
             element, start, state = result.permutation, None, result.permutation.apply(moved)
             entries = entries if model_only else move_training_entries(element, moved, ignore or ())
         else:
-            element, start, state = result.transform, result.target, outputs.cast_like(moved, result.model)
+            element, start, state = result.transform, result.target, outputs.cast_like(moved, result.model, dtype)
         made = _describe(record, target, model, out, kinds, result) if record is not None and card is not None else None
         outputs.write_moved(
-            out, state, moved, force, progress, element, file, report, outputs.write_card(made), entries.content
-        )
+            out, state, moved, force, progress, element, file, report, outputs.write_card(made), entries.content,
+            dtype,
+        )  # fmt: skip
         if target_out is not None:
-            write_checkpoint(target_out, outputs.cast_like(fixed, result.target), fixed, force, progress)
+            end = outputs.cast_like(fixed, result.target, dtype)
+            write_checkpoint(target_out, end, fixed, force, progress, dtype=dtype)
         paths |= lines.evaluate_lines({"aligned": state}, progress, start)
         end = None if start is None else read_state(start)
         distances = {"": find_layer_distances(fixed, moved, state, end)} if report else {}
-    notes = [*result.notes, *(outputs.note_rounding(out, moved) if start is not None else ())]
+    is_rounded = start is not None or dtype is not None
+    notes = [*result.notes, *(outputs.note_rounding(out, moved, start is not None, dtype) if is_rounded else ())]
     if start is not None and target_out is None and _differ(first, start):
         notes.append(_NOT_TARGET.format(out=out, target=target))
     for note in notes:

@@ -9,6 +9,7 @@ import typer
 
 from onebasin.checkpoints.configurations import check_differences, find_differences_of_folders
 from onebasin.checkpoints.moving import FileKind, move_file
+from onebasin.checkpoints.written_types import find_type
 from onebasin.cli import options
 from onebasin.cli.console import Output
 from onebasin.cli.outputs import describe_element, finish_dry_run
@@ -39,6 +40,7 @@ def apply(
         ),
     ] = None,
     ignore: options.Ignore = None,
+    out_dtype: options.OutType = None,
     model_only: options.ModelOnly = False,
     allow: options.Allow = False,
     force: options.Force = False,
@@ -58,7 +60,8 @@ def apply(
     differences = find_differences_of_folders(permutation.parent, checkpoint)
     if not allow:
         check_differences(differences)
-    moved = move_file(loaded.inverse() if inverse else loaded, checkpoint, kind, fan_in_fan_out, ignore or (), model_only)
+    element, dtype = loaded.inverse() if inverse else loaded, find_type(out_dtype)
+    moved = move_file(element, checkpoint, kind, fan_in_fan_out, ignore or (), model_only, dtype)
     moved.check(out, force, [permutation])
     notes = [*differences, *moved.notes]
     for note in notes:

@@ -9,6 +9,7 @@ import typer
 
 import onebasin as ob
 from onebasin.checkpoints import note_left_entries, write_checkpoint
+from onebasin.checkpoints.written_types import find_type
 from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
 from onebasin.symmetries.describe import merge_layers
@@ -28,6 +29,7 @@ def canonical(
             help="Also write what was done, a transform by which apply takes a LoRA or a task vector of CHECKPOINT to OUT.",
         ),
     ] = None,
+    out_dtype: options.OutType = None,
     force: options.Force = False,
     dry_run: options.DryRun = False,
     json: options.Json = False,
@@ -36,9 +38,9 @@ def canonical(
 
     Transforms that align --symmetry all has written are for such a model. OUT has the layout and the types of CHECKPOINT.
     """
-    output = Output(json)
+    output, dtype = Output(json), find_type(out_dtype)
     files = inputs.open_files([checkpoint])
-    outputs.check_outputs(out, files[0], inputs.list_input_files([architecture], [architecture]), [fold], force)
+    outputs.check_outputs(out, files[0], inputs.list_input_files([architecture], [architecture]), [fold], force, dtype)
     models = inputs.read_models(output, files, architecture, input_shape, ignore, check=False)
     like = models.checkpoints[0]
     left_out = outputs.note_companions(output, (checkpoint, like))
@@ -47,7 +49,8 @@ def canonical(
         form = ob.canonical(models.load_model(like), models.architecture.example_inputs)
     if fold is not None and form.fold is None:
         raise ValueError("a gain is negative: what was done is more than positive scales, and no transform says it")
-    notes = outputs.note_rounding(out, like) if form.folded else []
+    is_rounded = bool(form.folded) or dtype is not None
+    notes = outputs.note_rounding(out, like, bool(form.folded), dtype) if is_rounded else []
     for note in notes:
         output.note(note)
     facts: dict[str, Any] = {
@@ -65,7 +68,7 @@ def canonical(
         outputs.finish_dry_run(output, summary, [out, fold])
         return
     with output.progress() as progress:
-        write_checkpoint(out, outputs.cast_like(like, form.state), like, force, progress)
+        write_checkpoint(out, outputs.cast_like(like, form.state, dtype), like, force, progress, dtype=dtype)
     if fold is not None and form.fold is not None:
         form.fold.save(fold)
     output.show_facts({**facts, "wrote": out if fold is None else f"{out}, {fold}"})

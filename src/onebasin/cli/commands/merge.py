@@ -11,6 +11,7 @@ import typer
 
 import onebasin as ob
 from onebasin.checkpoints import CheckpointSet, check_left, note_left_entries, write_checkpoint
+from onebasin.checkpoints.written_types import find_type
 from onebasin.cli import inputs, mergekit, options, outputs
 from onebasin.cli.aligned_folders import AlignedFolders
 from onebasin.cli.console import Output
@@ -93,6 +94,7 @@ def merge(
     without: Annotated[
         bool, typer.Option("--no-permutations", help="Do not write permutations or transforms.", rich_help_panel="Output")
     ] = False,
+    out_dtype: options.OutType = None,
     report: options.ReportFile = None,
     force: options.Force = False,
     dry_run: options.DryRun = False,
@@ -103,7 +105,7 @@ def merge(
     The result has the layout and the types of A and, from a Hugging Face folder, its configuration and tokenizer. What was
     done to each model is written beside it, so that onebasin apply can do the same to its LoRAs and task vectors.
     """
-    output = Output(json)
+    output, dtype = Output(json), find_type(out_dtype)
     if len(paths) < 2:
         raise typer.BadParameter("merging needs at least two checkpoints", param_hint="A B [C ...]")
     if permutations is not None and without:
@@ -114,7 +116,8 @@ def merge(
     shares = check_weights(_read_weights("--weights", weights), len(paths), normalise=True)
     by_layer = _read_layer_weights(layer_weights)
     parameters = mergekit.read_options(then, then_set, len(paths), {
-        "--repair": repair, "--layer-weights": layer_weights, "--reference": kinds != "permutation" and reference != "first",
+        "--repair": repair, "--layer-weights": layer_weights, "--out-dtype": out_dtype,
+        "--reference": kinds != "permutation" and reference != "first",
     })  # fmt: skip
     alignment = inputs.read_alignment_options(
         method=method, objective=objective, data=data, loss=loss, settings=settings, device=device,
@@ -127,7 +130,7 @@ def merge(
     aligned_folders = AlignedFolders(out, paths, kinds != "permutation")
     card = outputs.place_card(out, files[0])
     if then is None:
-        outputs.check_outputs(out, files[0], sources, [report, card], force)
+        outputs.check_outputs(out, files[0], sources, [report, card], force, dtype)
     else:
         mergekit.check_folders(files)
         aligned_folders.check(files, sources, report, force)
@@ -158,17 +161,17 @@ def merge(
         lines = LineEvaluator(models, inputs.read_loss(loss), inputs.read_data(data if report else None, "test"),
                               device=device)  # fmt: skip
         curves = lines.evaluate_lines(_name_lines(found.names, models.checkpoints), progress)
+        given = alignment.load(models, repair is not None or kinds != "permutation", dtype is not None)
         merged = ob.merge(
-            alignment.load(models, run=repair is not None or kinds != "permutation"), weights=shares, repair=repair,
-            reference=reference, progress=progress, on_aligned=found.keep, on_result=found.add,
-            layer_weights=by_layer, **alignment.symmetry_of(models, kinds),
+            given, weights=shares, repair=repair, reference=reference, progress=progress, on_aligned=found.keep,
+            on_result=found.add, layer_weights=by_layer, **alignment.symmetry_of(models, kinds),
             **alignment.arguments | ({} if repair is None else {"data": alignment.data}),
         )  # fmt: skip
-        state = outputs.cast_like(like, merged)
+        state = outputs.cast_like(like, merged, dtype)
         made = found.describe(record, paths, shares, out, recipe) if record is not None and card else None
         if then is None:
             inside = outputs.list_inside(out, like, [report])
-            write_checkpoint(out, state, like, force, progress, outputs.write_card(made), inside)
+            write_checkpoint(out, state, like, force, progress, outputs.write_card(made), inside, dtype=dtype)
         else:
             aligned_folders.write(found.list_aligned(models), models.checkpoints, force, progress)
         if saved is not None and found.are_of(models):
