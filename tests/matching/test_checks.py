@@ -67,7 +67,7 @@ REFUSED = pytest.mark.parametrize(
         ({"method": "exchange", "rounds": 1.5}, "rounds must be a whole number of at least 1, got 1.5"),
         ({"method": "activation-matching", "num_batches": 1.5}, "num_batches must be a whole number of at least 1 or None"),
         ({"method": [1]}, "method must be one of 'auto'"),
-        ({"init": [1]}, r"init must be a Permutation or one of .*, got \[1\]$"),
+        ({"init": 1.5}, r"init must be a Permutation or one of .*, got 1.5$"),
         ({"logits": 3}, "logits must be a dict of tensors, such as the logits of an Alignment; got a int"),
         ({"logits": {"a": 3}}, "logits must be a dict of tensors"),
         ({"logits": {"a": X}}, "logits must come from an Alignment or a RebasinNet, which have no key 'a'"),
