@@ -181,3 +181,14 @@ def test_a_full_disk_is_an_error_of_the_file(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_equal_content_gives_equal_files(tmp_path):
+    tensors = {name: torch.full((3,), number) for number, name in enumerate("abc")}
+    header = {name: number for number, name in enumerate("rstuvw")}
+    for name in map(str, range(8)):  # the library orders the header by chance
+        save_tensors(tmp_path / name, tensors, header)
+    assert len({file.read_bytes() for file in tmp_path.iterdir()}) == 1
+    found, again = load_tensors(tmp_path / "0")
+    assert again == header
+    assert all(torch.equal(found[name], value) for name, value in tensors.items())

@@ -194,8 +194,17 @@ def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], he
     safetensors = import_safetensors()
     metadata = {key: json.dumps(value) for key, value in header.items()}
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    content = _sort_header(safetensors.torch.save(plain, metadata=metadata))
     # The library's own writer reports a full disk by an exception of its own.
-    write_atomically(path, lambda file: file.write_bytes(safetensors.torch.save(plain, metadata=metadata)))
+    write_atomically(path, lambda file: file.write_bytes(content))
+
+
+def _sort_header(content: bytes) -> bytes:
+    """The same safetensors file with the entries of its header in order, which the library leaves to chance."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.dumps(json.loads(content[8:end]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + content[end:]
 
 
 def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
