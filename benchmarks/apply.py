@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import onebasin as ob
+from benchmarks.architectures import declare_torchvision_operators
 
 
 def mlp(width: int) -> tuple[nn.Module, Tensor]:
@@ -24,20 +25,8 @@ def mlp(width: int) -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*layers, nn.Linear(width, 10)), torch.rand(1, 64)
 
 
-def prepare_torchvision() -> None:
-    """Let torchvision, which the registry has built for CUDA, be imported without; see tests/conftest.py."""
-    if not torch.cuda.is_available() and not hasattr(torch.ops.torchvision, "nms"):
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        for operation in ("nms", "qnms"):
-            library.define(f"{operation}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _KEPT.append(library)
-
-
-_KEPT: list[torch.library.Library] = []  # what a library has defined goes with it
-
-
 def vision(name: str) -> tuple[nn.Module, Tensor]:
-    prepare_torchvision()
+    declare_torchvision_operators()
     from torchvision import models
 
     return getattr(models, name)(weights=None), torch.rand(1, 3, 64, 64)

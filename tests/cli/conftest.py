@@ -62,7 +62,7 @@ def pristine(tmp_path_factory) -> Path:
 @pytest.fixture
 def attacked(pristine, tmp_path, monkeypatch) -> Path:
     """A copy of those files in the working folder, with a secret outside of it."""
-    folder = tmp_path / "work"
+    folder = tmp_path / "files"
     shutil.copytree(pristine, folder)
     (tmp_path / "secret.json").write_text(SECRET)
     monkeypatch.chdir(folder)

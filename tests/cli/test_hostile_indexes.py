@@ -18,7 +18,7 @@ FILES: dict[str, str] = {
     "absolute": "/etc/passwd",
     "in a folder below": "sub/part.safetensors",
     "through the folder": "./part.safetensors",
-    "out and in": "../work/model/part.safetensors",
+    "out and in": "../files/model/part.safetensors",
     "of Windows": "..\\secret.json",
     "a drive": "C:\\secret.json",
     "a device of Windows": "con",

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import onebasin as ob
-from onebasin.matching.closest_transforms import _Term, closest_logarithms
+from onebasin.matching.closest_transforms import Term, closest_logarithms
 from onebasin.tensors.states import LazyState
 from tests.basis_networks import MLP, Attention, D, Model, RMSNorm
 
@@ -15,7 +15,7 @@ from tests.basis_networks import MLP, Attention, D, Model, RMSNorm
 def test_closest_logarithms_are_the_lowest_of_a_grid():
     torch.manual_seed(0)
     square, product = torch.rand(2, 2, 50, dtype=torch.float64)
-    terms = {1.0: _Term(square[0], product[0]), -1.0: _Term(square[1], product[1])}
+    terms = {1.0: Term(square[0], product[0]), -1.0: Term(square[1], product[1])}
     found = closest_logarithms(terms)
     grid = torch.linspace(-3, 3, 6001, dtype=torch.float64)[:, None]
     costs = sum(t.square * (2 * p * grid).exp() - 2 * t.product * (p * grid).exp() for p, t in terms.items())
@@ -24,7 +24,7 @@ def test_closest_logarithms_are_the_lowest_of_a_grid():
 
 def test_units_that_point_apart_do_not_vanish():
     """The smaller the closer: there is no best scale, and none beyond the limit."""
-    terms = {1.0: _Term(torch.ones(1, dtype=torch.float64), -torch.ones(1, dtype=torch.float64))}
+    terms = {1.0: Term(torch.ones(1, dtype=torch.float64), -torch.ones(1, dtype=torch.float64))}
     assert closest_logarithms(terms).tolist() == [-3.0]
 
 

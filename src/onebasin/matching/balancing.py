@@ -7,18 +7,20 @@ matrices P of what it multiplies and R of what its dual multiplies, M^T M is the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 import torch
 from torch import Tensor
 
+from onebasin.matching.closest_transforms import Term, closest_logarithms
 from onebasin.symmetries import Basis, Scale, Symmetry, Transform
 from onebasin.symmetries.basis_matrices import MixedTensors, turn
 from onebasin.symmetries.multiplication import mixed_tensors, scale_shape, scaled_tensors
 from onebasin.symmetries.scales import ScaledTensors
 from onebasin.tensors.states import State
 
-_MAX_ROUNDS, _NUM_NEWTON = 50, 20
+_MAX_ROUNDS = 50
 _CLOSE = 1e-12
 
 
@@ -61,7 +63,7 @@ def _sum_squares(state: State, keys: Collection[str]) -> float:
 def _balance_scale(
     symmetry: Symmetry, scaled: ScaledTensors, scale: Scale, state: State, keys: Collection[str]
 ) -> Tensor | None:
-    """The logarithms at which sum_p E_p s^(2 p) is smallest, each by Newton's method; None if there are no such numbers."""
+    """The logarithms at which sum_p E_p s^(2 p), the distance from zero, is smallest; None if there are no such numbers."""
     energies: dict[float, Tensor] = {}
     for key in scale.powers.keys() & set(keys):
         for exponent, energy in scaled.sum_by_unit(
@@ -73,13 +75,8 @@ def _balance_scale(
     up = sum(energy for exponent, energy in energies.items() if exponent > 0)
     down = sum(energy for exponent, energy in energies.items() if exponent < 0)
     can_move = (up > 0) & (down > 0)  # type: ignore[operator]
-    t = torch.zeros(scale_shape(symmetry, scale), dtype=torch.float64)
-    for _ in range(_NUM_NEWTON):
-        terms = {exponent: energy * (2 * exponent * t).exp() for exponent, energy in energies.items()}
-        slope = sum(2 * exponent * term for exponent, term in terms.items())
-        curvature = sum(4 * exponent**2 * term for exponent, term in terms.items())
-        t = t - torch.where(can_move, slope / curvature, 0.0).nan_to_num().clamp(-1, 1)  # type: ignore[operator]
-    return t
+    terms = {exponent: Term(energy, torch.zeros_like(energy)) for exponent, energy in energies.items()}
+    return torch.where(can_move, closest_logarithms(terms, limit=math.inf), 0.0)
 
 
 def _balance_basis(mixed: MixedTensors, basis: Basis, state: State, keys: Collection[str]) -> Tensor | None:

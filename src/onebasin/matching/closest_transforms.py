@@ -81,20 +81,21 @@ def _hold(problem: Problem, current: State, keys: Sequence[str]) -> _Held:
     return _Held(target, source)
 
 
-class _Term(NamedTuple):
+class Term(NamedTuple):
     """How the distance depends on one power of a scale: square * s^2p - 2 * product * s^p, for each unit."""
 
     square: Tensor
     product: Tensor
 
 
-def closest_logarithms(terms: Mapping[float, _Term]) -> Tensor:
+def closest_logarithms(terms: Mapping[float, Term], limit: float = _LIMIT) -> Tensor:
     """The logarithms of scales at which a distance is smallest, by Newton's method, from one.
 
     Steps are bounded. Numbers that do not lower the distance are left at one.
 
     Args:
         terms: for each power of the scale the sums over what it multiplies.
+        limit: of the logarithms.
     """
 
     def evaluate(t: Tensor, order: int) -> Tensor:
@@ -111,19 +112,19 @@ def closest_logarithms(terms: Mapping[float, _Term]) -> Tensor:
     for _ in range(_NUM_NEWTON):
         slope, curvature = evaluate(t, 1), evaluate(t, 2)
         step = torch.where(curvature > 0, slope / curvature, slope.sign() * 0.1)
-        t = (t - step.nan_to_num().clamp(-0.5, 0.5)).clamp(-_LIMIT, _LIMIT)
+        t = (t - step.nan_to_num().clamp(-0.5, 0.5)).clamp(-limit, limit)
     return torch.where(evaluate(t, 0) < evaluate(torch.zeros_like(t), 0), t, torch.zeros_like(t))
 
 
 def _stretch_scale(scaled: ScaledTensors, held: _Held, scale: Scale, shape: Sequence[int]) -> Tensor:
-    terms: dict[float, _Term] = {}
-    zero = _Term(*torch.zeros(2, *shape, dtype=torch.float64))
+    terms: dict[float, Term] = {}
+    zero = Term(*torch.zeros(2, *shape, dtype=torch.float64))
     for key, ours in held.source.items():
         squares, products = ours.square(), held.target[key] * ours
         both = (scaled.sum_by_unit(key, values, scale.name, shape) for values in (squares, products))
         for (power, square), (_, product) in zip(*both, strict=True):
             before = terms.get(power, zero)
-            terms[power] = _Term(before.square + square, before.product + product)
+            terms[power] = Term(before.square + square, before.product + product)
     return closest_logarithms(terms) if terms else torch.zeros(tuple(shape), dtype=torch.float64)
 
 
@@ -135,7 +136,7 @@ def _stretch_pairs(mixed: MixedTensors, held: _Held, name: str) -> Tensor:
         for theirs, ours in _parts(mixed, held, name, is_dual):
             square = square + ours.square().sum((-2, -1)).cpu()
             product = product + (theirs * ours).sum((-2, -1)).cpu()
-        terms[power] = _Term(square, product)
+        terms[power] = Term(square, product)
     found = closest_logarithms(terms)
     return turn(torch.zeros_like(found), found.exp())
 

@@ -64,35 +64,38 @@ def synthetic_data(
         raise ValueError("synthetic data is made from at least one model")
     copies = [copy_model(model).requires_grad_(False) for model in models]
     first = next(copies[0].parameters())
-    counts = [count_classes(model, first.new_zeros(2, *shape)) for model in copies]
-    if len(set(counts)) > 1:
-        raise ValueError(f"the models have different numbers of classes: {', '.join(map(str, counts))}")
+    num_classes = count_classes(copies, first.new_zeros(2, *shape))
     seen = _Statistics(copies)
     batches = []
     with show_progress(progress) as show, seeded(seed, first.device):
         for number in range(num_batches):
             show("synthetic batches", number, num_batches)
-            labels = torch.randperm(batch_size, device=first.device) % counts[0]
+            labels = torch.randperm(batch_size, device=first.device) % num_classes
             inputs = torch.randn(batch_size, *shape, device=first.device, dtype=first.dtype, requires_grad=True)
             _fit(inputs, labels, copies, seen, steps, lr, smoothness)
             batches.append((inputs.detach(), labels))
     return batches
 
 
-def count_classes(model: nn.Module, example: Tensor) -> int:
-    """The number of scores that a classifier gives to each of two inputs.
+def count_classes(models: Sequence[nn.Module], example: Tensor) -> int:
+    """The number of scores that each of some classifiers gives to each of two inputs.
 
     Raises:
-        ValueError: if the model does not take such inputs, or is no classifier.
+        ValueError: if a model does not take such inputs, or is no classifier; if the numbers differ.
     """
-    try:
-        with torch.no_grad():
-            output = model(example)
-    except RuntimeError as error:
-        raise ValueError(f"a model cannot be called with inputs of shape {tuple(example.shape[1:])}: {error}") from error
-    if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != 2:
-        raise ValueError("synthetic data is for classifiers: the output for a batch must be one row of scores per input")
-    return output.shape[1]
+    counts = []
+    for model in models:
+        try:
+            with torch.no_grad():
+                output = model(example)
+        except RuntimeError as error:
+            raise ValueError(f"a model cannot be called with inputs of shape {tuple(example.shape[1:])}: {error}") from error
+        if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != 2:
+            raise ValueError("synthetic data is for classifiers: the output for a batch must be one row of scores per input")
+        counts.append(output.shape[1])
+    if len(set(counts)) > 1:
+        raise ValueError(f"the models have different numbers of classes: {', '.join(map(str, counts))}")
+    return counts[0]
 
 
 class _Statistics:
