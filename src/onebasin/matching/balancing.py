@@ -72,11 +72,10 @@ def _balance_scale(
             energies[exponent] = energies.get(exponent, torch.zeros(())) + energy
     if not energies or min(energies) > 0 or max(energies) < 0:
         return None
-    up = sum(energy for exponent, energy in energies.items() if exponent > 0)
-    down = sum(energy for exponent, energy in energies.items() if exponent < 0)
-    can_move = (up > 0) & (down > 0)  # type: ignore[operator]
+    can_grow = torch.stack([energy > 0 for exponent, energy in energies.items() if exponent < 0]).any(0)
+    can_shrink = torch.stack([energy > 0 for exponent, energy in energies.items() if exponent > 0]).any(0)
     terms = {exponent: Term(energy, torch.zeros_like(energy)) for exponent, energy in energies.items()}
-    return torch.where(can_move, closest_logarithms(terms, limit=math.inf), 0.0)
+    return torch.where(can_grow & can_shrink, closest_logarithms(terms, limit=math.inf), 0.0)
 
 
 def _balance_basis(mixed: MixedTensors, basis: Basis, state: State, keys: Collection[str]) -> Tensor | None:
