@@ -5,7 +5,14 @@ import torch
 
 import onebasin as ob
 from onebasin.symmetries import Basis, Place
-from onebasin.symmetries.basis_matrices import MixedTensors, check_matrices, complement_of_ones, pair, random_matrices
+from onebasin.symmetries.basis_matrices import (
+    MixedTensors,
+    check_matrices,
+    complement_of_ones,
+    pair,
+    random_matrices,
+    random_reflection,
+)
 from onebasin.symmetries.layout import parse
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -94,3 +101,21 @@ def test_transforms_of_a_family_compose_and_invert():
     for key, value in model.state_dict().items():
         torch.testing.assert_close(together[key], apart[key])
         torch.testing.assert_close(back[key], value)
+
+
+@pytest.mark.parametrize("kind", ["orthogonal", "centred"])
+def test_reflections_are_matrices_of_their_kind_in_every_place(kind):
+    sizes = {"h": 5, "i": 4}
+    layouts = {key: parse(pattern, sizes) for key, pattern in {"w": "h i", "r": "i h", "s": "h h", "p": "(2 h) i"}.items()}
+    places = {"w": (Place(0, 0, False),), "r": (Place(1, 0, True),), "s": (Place(0, 0, False), Place(1, 0, True))}
+    basis = Basis("b", "h", kind, {**places, "p": (Place(0, 0, False),)})
+    vector = random_reflection(5, kind, GENERATOR)
+    matrix = torch.eye(5, dtype=torch.float64) - 2 * torch.outer(vector, vector)
+    check_matrices(basis, matrix)
+    mixed = MixedTensors({"b": basis}, layouts)
+    for key, layout in layouts.items():
+        tensor = torch.randn([term.size for term in layout], dtype=torch.float64, generator=GENERATOR)
+        expected = mixed.mix({key: tensor}, {"b": matrix})[key]
+        assert not torch.allclose(expected, tensor)
+        torch.testing.assert_close(mixed.reflect(key, tensor, {"b": vector}), expected)
+        assert mixed.reflect(key, tensor, {}) is tensor

@@ -1,12 +1,17 @@
 """Transforms form a group that acts on states, and are kept in files."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 import onebasin as ob
-from onebasin.symmetries import Transform
+from onebasin.programs.calls import read_calls
+from onebasin.programs.frontends import read_program
+from onebasin.symmetries import Basis, Place, Transform
 from onebasin.symmetries.transform import TransformedSymmetry, load_element
+from onebasin.symmetries.verification import Different, verify_programs
 from onebasin.tensors.files import save_tensors
 from onebasin.tensors.states import LazyState, read_state
 
@@ -160,3 +165,22 @@ def test_optimizers_follow_permutations_alone(case):
     expected = transform.permutation.apply_optimizer(optimizer, model)
     for number, entries in expected["state"].items():
         assert all(torch.equal(moved["state"][number][name], value) for name, value in entries.items())
+
+
+@pytest.mark.parametrize("kind", ["orthogonal", "centred"])
+@pytest.mark.parametrize("size", [8, 300])
+def test_verification_refuses_bases_that_are_not_there(size, kind):
+    """Groups of 300 units are reflected, groups of 8 are rotated; a tanh allows neither."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, size), nn.Tanh(), nn.Linear(size, 2)), torch.randn(4, 3)
+    symmetry = ob.symmetry(model, x)
+    (group,) = symmetry.groups
+    places = {key: (Place(axis, 0, False),) for key, axis in {"0.weight": 0, "0.bias": 0, "2.weight": 1}.items()}
+    wrong = replace(symmetry, bases={"b": Basis("b", group, kind, places)})
+    programs = [read_program(model, call) for call in read_calls(x)]
+    with pytest.raises(Different) as error:
+        verify_programs(TransformedSymmetry(wrong), programs, read_state(model))
+    assert error.value.guilty == [group]
+    linear = nn.Sequential(model[0], nn.Identity(), model[2])
+    programs = [read_program(linear, call) for call in read_calls(x)]
+    assert verify_programs(TransformedSymmetry(wrong), programs, read_state(linear)) < 1e-12

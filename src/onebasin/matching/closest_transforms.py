@@ -14,15 +14,25 @@ import torch
 from torch import Tensor
 
 from onebasin.matching.problem import Problem
-from onebasin.symmetries import Basis, Scale, Transform
+from onebasin.symmetries import Basis, Scale, Symmetry, Transform
 from onebasin.symmetries.basis_matrices import MixedTensors, turn
 from onebasin.symmetries.multiplication import mixed_tensors, scale_shape, scaled_tensors
 from onebasin.symmetries.scales import ScaledTensors
 from onebasin.tensors.states import State
 
+EQUAL = 1e-10
+"""Networks are equal if their squared distance is no more than this share of their squares: rounding leaves less."""
+_STRETCHED = ("linear", "rotary")
+"""The kinds of bases whose matrices are not rotations."""
 _NUM_NEWTON = 30
 _LIMIT = 3.0
 """The largest logarithm of a scale: where units point in opposite directions, the smaller the closer, without end."""
+
+
+def can_stretch(symmetry: Symmetry, groups: Collection[str]) -> bool:
+    """Whether some groups have scales, or matrices that are not rotations."""
+    bases = any(basis.group in groups and basis.kind in _STRETCHED for basis in symmetry.bases.values())
+    return bases or any(scale.group in groups for scale in symmetry.scales.values())
 
 
 def stretch(
@@ -44,7 +54,7 @@ def stretch(
     logarithms: dict[str, Tensor] = {}
     matrices: dict[str, Tensor] = {}
     for name, basis in symmetry.bases.items():
-        if basis.group not in groups or basis.kind not in ("linear", "rotary"):
+        if basis.group not in groups or basis.kind not in _STRETCHED:
             continue
         held = _hold(problem, current, [key for key in keys if key in basis.places])
         found = _stretch_pairs(mixed, held, name) if basis.is_rotary else _stretch_basis(mixed, held, basis)
@@ -58,7 +68,7 @@ def stretch(
         after = {key: scaled.scale(key, value, {name: found}) for key, value in held.source.items()}
         if held.is_close(after, share):
             logarithms[name] = found
-    return Transform(symmetry.identity(), logarithms, matrices)
+    return Transform(symmetry.identity(), logarithms, matrices, check=False)  # they were checked when they were solved for
 
 
 class _Held(NamedTuple):

@@ -8,6 +8,7 @@ network where it matters more, which no permutation can do. And units that are m
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from onebasin.descent.cuda_graphs import CapturedStep
+from onebasin.matching.closest_transforms import EQUAL
 from onebasin.matching.methods.base import check_count, check_number
 from onebasin.matching.problem import Problem
 from onebasin.relaxation.learned_bases import LearnedBases
@@ -76,16 +78,21 @@ def learn_transform(problem: Problem, options: Scaling, start: Transform) -> Lea
     """
     symmetry = problem.symmetry
     nothing = {name: torch.zeros(scale_shape(symmetry, scale)) for name, scale in symmetry.scales.items()}
-    best = begin = Learned(nothing, {}, problem.cost_of(problem.source))
-    for logarithms in ({}, start.logarithms):
-        each = Transform(start.permutation, logarithms, start.matrices)
+    as_it_is = Learned(nothing, {}, problem.cost_of(problem.source))
+
+    def judge(each: Transform) -> Learned:
         if each.is_identity:
-            continue
-        found = Learned(nothing | each.logarithms, each.matrices, problem.cost_of(each.apply(problem.source)))
-        # Learning begins with the matrices in any case, and with the scales if they lower the objective.
-        begin = found if not logarithms and start.matrices else min(begin, found, key=lambda each: each.cost)
-        best = min(best, found, key=lambda each: each.cost)
-    if not options.steps or best.cost <= problem.objective.floor:
+            return as_it_is
+        return Learned(nothing | each.logarithms, each.matrices, problem.cost_of(each.apply(problem.source)))
+
+    whole, floor = judge(start), problem.objective.floor
+    if math.isfinite(floor) and whole.cost - floor <= EQUAL * (as_it_is.cost - floor):
+        return whole
+    unscaled = judge(Transform(start.permutation, {}, start.matrices)) if start.logarithms else whole
+    # Learning begins with the matrices in any case, and with the scales if they lower the objective.
+    begin = min(unscaled, whole, key=lambda each: each.cost)
+    best = min(as_it_is, begin, key=lambda each: each.cost)
+    if not options.steps or best.cost <= floor:
         return best
     network = _Network(problem, options, Transform(start.permutation, begin.logarithms, begin.matrices))
     if not network.is_learned:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from onebasin.symmetries.layout import Factor, Layout, Product, Sum, Switch, Term, factors
+from onebasin.symmetries.layout import names as layout_names
 from onebasin.symmetries.mixing import mix_all
 from onebasin.symmetries.scales import ScaledTensors
 from onebasin.symmetries.structure import Basis, BasisKind, Group, Power, Scale
-from onebasin.symmetries.unrolling import unroll
+from onebasin.symmetries.unrolling import Block, roll, unroll
 
 
 class MixedTensors:
@@ -83,6 +84,22 @@ class MixedTensors:
         mixed = mix_all(wide, self._layouts, plans, parents)
         return flipped | {key: mixed[key].to(value.dtype) for key, value in entered.items()}
 
+    def reflect(self, key: str, tensor: Tensor, vectors: Mapping[str, Tensor]) -> Tensor:
+        """A tensor with the units of some bases reflected: each is multiplied by 1 - 2 v v^T, for a unit vector v.
+
+        No matrix is built, so that units by the thousand are mixed in the time of a few copies of the tensor.
+
+        Args:
+            key: of the tensor.
+            tensor: in any basis.
+            vectors: (size,) for some bases of groups without parents.
+        """
+        labels = {_name(name, is_dual): vector for name, vector in vectors.items() for is_dual in (False, True)}
+        if key not in self._layouts or not labels.keys() & layout_names(self._layouts[key]):
+            return tensor
+        blocks = (_reflect_block(block, labels) for block in unroll(self._layouts[key], labels, tensor))
+        return roll(self._layouts[key], labels, blocks)
+
     def unfold(self, key: str, tensor: Tensor, basis: str, is_dual: bool) -> Iterator[Tensor]:
         """The parts of a tensor that a matrix of a basis, or its dual, multiplies: (*parent sizes, size, all else) each."""
         label = _name(basis, is_dual)
@@ -92,6 +109,17 @@ class MixedTensors:
                 front = [*block.parent_axes(axis, parents), axis]
                 rest = [number for number in range(len(block.labels)) if number not in front]
                 yield block.tensors[0].permute(*front, *rest).reshape(*(block.sizes[a] for a in front), -1)
+
+
+def _reflect_block(block: Block, vectors: Mapping[str, Tensor]) -> Tensor:
+    (tensor,) = block.tensors
+    for axis, label in enumerate(block.labels):
+        if label is not None and label in vectors:
+            vector = vectors[label].to(tensor)
+            part = (tensor.movedim(axis, -1) @ vector).unsqueeze(axis)
+            along = vector.view([-1 if each == axis else 1 for each in range(tensor.dim())])
+            tensor = torch.addcmul(tensor, part, along, value=-2)
+    return tensor
 
 
 def _as_scale(basis: Basis) -> Scale:
@@ -141,6 +169,13 @@ def random_matrices(shape: Iterable[int], kind: BasisKind, generator: torch.Gene
     inner = torch.linalg.qr(torch.randn((*shape[:-2], size - 1, size - 1), generator=generator, dtype=torch.float64)).Q
     rest = complement_of_ones(size)
     return rest @ inner @ rest.mT + torch.full((size, size), 1 / size, dtype=torch.float64)
+
+
+def random_reflection(size: int, kind: BasisKind, generator: torch.Generator | None) -> Tensor:
+    """A random unit vector v, in float64, for which 1 - 2 v v^T is a rotation of a kind."""
+    vector = torch.randn(size, generator=generator, dtype=torch.float64)
+    vector = vector - vector.mean() if kind == "centred" else vector
+    return vector / vector.norm()
 
 
 def turn(angle: Tensor, stretch: Tensor) -> Tensor:

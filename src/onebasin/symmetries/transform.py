@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args, overload
 
 import torch
 from torch import Tensor, nn
 
-from onebasin.symmetries.basis_matrices import MixedTensors, check_matrices
+from onebasin.symmetries.basis_matrices import MixedTensors, check_matrices, random_reflection
 from onebasin.symmetries.multiplication import (
     ROUNDING,
     check_fixed,
@@ -54,6 +54,7 @@ class Transform:
         self.permutation = permutation
         self.logarithms = {name: value.detach().cpu().double() for name, value in logarithms.items()}
         self.matrices = {name: value.detach().cpu().double() for name, value in matrices.items()}
+        self._plans: dict[str, dict[str, Tensor]] = {}
 
     @staticmethod
     def _check(symmetry: Symmetry, logarithms: Mapping[str, Tensor], matrices: Mapping[str, Tensor]) -> None:
@@ -90,10 +91,6 @@ class Transform:
     @functools.cached_property
     def _mixed(self) -> MixedTensors:
         return mixed_tensors(self.symmetry)
-
-    @functools.cached_property
-    def _plans(self) -> dict[str, Tensor]:
-        return self._mixed.make_plans(self.matrices)
 
     @property
     def is_permutation(self) -> bool:
@@ -134,7 +131,7 @@ class Transform:
         if self.matrices:
             check_fixed(self.symmetry, state)
         moved = self.permutation.apply(state)
-        return moved.map(self._change)
+        return moved.map(self.multiply)
 
     def apply_difference(self, difference: Model) -> State:
         """The difference of two states after both are transformed: a task vector, for example. It may lack tensors.
@@ -191,18 +188,26 @@ class Transform:
 
     def move(self, key: str, value: Tensor) -> Tensor:
         """One tensor of a state, by its key; the tensor itself if nothing in it changes."""
-        return self._change(key, self.permutation.move(value, self.symmetry.layouts[key]))
+        return self.multiply(key, self.permutation.move(value, self.symmetry.layouts[key]))
 
     @functools.cached_property
-    def _mixed_keys(self) -> set[str]:
-        return {key for name in self.matrices for key in self.symmetry.bases[name].places}
+    def _bases_of(self) -> dict[str, list[str]]:
+        """The bases that enter each tensor."""
+        found: dict[str, list[str]] = {}
+        for name in self.matrices:
+            for key in self.symmetry.bases[name].places:
+                found.setdefault(key, []).append(name)
+        return found
 
-    def _change(self, key: str, value: Tensor) -> Tensor:
+    def multiply(self, key: str, value: Tensor) -> Tensor:
+        """One tensor of a state whose units are permuted already."""
         value = self._scaled.scale(key, value, self.logarithms)
-        if key not in self._mixed_keys:
-            return value
-        plans = {name: plan.to(value.device) for name, plan in self._plans.items()}
-        return self._mixed.mix_with({key: value}, plans)[key]
+        plans: dict[str, Tensor] = {}
+        for name in self._bases_of.get(key, ()):
+            if name not in self._plans:  # the dual of a basis is made when a tensor needs it
+                self._plans[name] = self._mixed.make_plans({name: self.matrices[name]})
+            plans |= {each: plan.to(value.device) for each, plan in self._plans[name].items()}
+        return self._mixed.mix_with({key: value}, plans)[key] if plans else value
 
     def __matmul__(self, other: Transform) -> Transform:
         """``(a @ b).apply(m) == a.apply(b.apply(m))``."""
@@ -323,6 +328,11 @@ def _read_bases(entries: Iterable[Any], parents: Mapping[str, Sequence[str]]) ->
     return bases
 
 
+_DENSE_SIZE = 256
+"""Of the largest groups that are rotated by random matrices for verification. Larger ones are reflected along one random
+vector: reflections generate all rotations, so a function that no random reflection changes is changed by no rotation."""
+
+
 class TransformedSymmetry:
     """A symmetry whose random elements are transforms, in float64, for verification."""
 
@@ -331,24 +341,42 @@ class TransformedSymmetry:
         self.fixed, self.rounding = symmetry.fixed, ROUNDING if symmetry.bases else 0.0
         self.change = describe_changes(symmetry, "permuting")
         self._symmetry = symmetry
+        self._reflected = {
+            name: basis
+            for name, basis in symmetry.bases.items()
+            if basis.kind in ("orthogonal", "centred") and not basis.parents and symmetry.sizes[basis.group] > _DENSE_SIZE
+        }
+        kept = {name: basis for name, basis in symmetry.bases.items() if name not in self._reflected}
+        self._drawn = replace(symmetry, bases=kept)
 
     def random(self, generator: torch.Generator | None = None) -> _InFloat64:
-        """A random permutation with random scales and matrices."""
-        return _InFloat64(Transform.random(self._symmetry, generator))
+        """A random permutation with random scales, matrices and reflections."""
+        return self._complete(self._symmetry.random(generator), generator)
 
     def random_cycles(self, generator: torch.Generator | None = None) -> _InFloat64:
-        """A permutation that moves every unit, with random scales and matrices."""
-        return _InFloat64(Transform(self._symmetry.random_cycles(generator), *draw(self._symmetry, generator)))
+        """A permutation that moves every unit, with random scales, matrices and reflections."""
+        return self._complete(self._symmetry.random_cycles(generator), generator)
+
+    def _complete(self, permutation: Permutation, generator: torch.Generator | None) -> _InFloat64:
+        transform = Transform(permutation, *draw(self._drawn, generator), check=False)
+        sizes = self._symmetry.sizes
+        vectors = {n: random_reflection(sizes[b.group], b.kind, generator) for n, b in self._reflected.items()}
+        return _InFloat64(transform, mixed_tensors(self._symmetry), vectors)
 
 
 @dataclass(frozen=True)
 class _InFloat64:
-    """A transform that multiplies in float64, whatever the type of the tensors is."""
+    """A transform that multiplies in float64, whatever the type of the tensors is, and reflections after it."""
 
     transform: Transform
+    mixed: MixedTensors
+    vectors: Mapping[str, Tensor]
 
     def apply(self, model: LazyState) -> LazyState:
-        return self.transform.apply(model.to(model.device, torch.float64))
+        moved = self.transform.permutation.apply(model).to(model.device, torch.float64)
+        return moved.map(lambda key, value: self.mixed.reflect(key, self.transform.multiply(key, value), self.vectors))
 
     def only(self, group: str) -> _InFloat64:
-        return _InFloat64(self.transform.only(group))
+        bases = self.transform.symmetry.bases
+        mine = {name: vector for name, vector in self.vectors.items() if bases[name].group == group}
+        return _InFloat64(self.transform.only(group), self.mixed, mine)

@@ -252,7 +252,7 @@ def _check(symmetry: Verifiable, function: Function, state: LazyState, what: str
         worst = max(worst, relative_difference(expected, found))
         if is_close(expected, found, tolerance) or relative_difference(expected, found) < symmetry.rounding:
             continue
-        noise = noise or function(_jitter(state, generator))
+        noise = noise or function(_jitter(state))
         if (factor := amplification(expected, noise)) > _MAX_AMPLIFICATION:
             raise Unstable(f"cannot verify on {what}: the model amplifies rounding errors there {factor:.0e} times")
         if is_close(expected, found, tolerance, noise):
@@ -282,14 +282,18 @@ def _num_trials(symmetry: Verifiable, state: State) -> int:
     return min(trials, 2 if state.num_entries > MAX_ENTRIES else 8)
 
 
-def _jitter(state: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+def _jitter(state: LazyState) -> LazyState:
     """Every number off by about its last digit: what rounding alone can do."""
-    return {
-        key: value.double() * (1 + JITTER * torch.randn(value.shape, generator=generator).to(value.device, torch.float64))
-        if value.is_floating_point()
-        else value
-        for key, value in state.items()
-    }
+    numbers = {key: number for number, key in enumerate(state)}
+
+    def shake(key: str, value: Tensor) -> Tensor:
+        if not value.is_floating_point():
+            return value
+        drawn = torch.randn(value.shape, generator=torch.Generator().manual_seed(numbers[key]))
+        exact = value.double()
+        return torch.addcmul(exact, exact, drawn.to(exact), value=JITTER)
+
+    return state.map(shake)
 
 
 # Drawing a number takes longer than all else that is done with it, so a block of them is repeated. Its length is a prime:

@@ -75,13 +75,15 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True, kinds: 
         if kinds == "all" and state.device.type != "meta":
             result = add_rotary_bases(result, programs.given, state)
     if verify and state.device.type != "meta":
-        verify_programs(result, programs.given, state)
-        for program in (*(programs.derived if state.num_entries <= MAX_ENTRIES else ()), *programs.training):
+        is_large, is_permuted_only = state.num_entries > MAX_ENTRIES, not result.scales and not result.bases
+        if is_permuted_only or not is_large:  # random transforms permute too
+            verify_programs(result, programs.given, state)
+        for program in (*(() if is_large else programs.derived), *programs.training):
             with contextlib.suppress(CannotVerify):  # statistics of few samples amplify rounding errors
                 verify_programs(result, [program], state, draw=False)
-        if result.scales or result.bases:
+        if not is_permuted_only:
             verify_programs(TransformedSymmetry(result), programs.given, state)
-            for program in programs.derived if state.num_entries <= MAX_ENTRIES else ():
+            for program in () if is_large else programs.derived:
                 with contextlib.suppress(CannotVerify):
                     verify_programs(TransformedSymmetry(result), [program], state, draw=False)
     result.warn_of_unreached()

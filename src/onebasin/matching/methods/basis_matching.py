@@ -7,27 +7,30 @@ of a family, such as heads, are paired.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from onebasin.matching.closest_transforms import distance, stretch
+from onebasin.matching.closest_transforms import EQUAL, can_stretch, distance, stretch
 from onebasin.matching.problem import Problem
 from onebasin.matching.scores import inner_product, order_from_anchors, score, touched_keys
 from onebasin.relaxation.hardening import harden, joint_groups
 from onebasin.symmetries import Basis, Group, Permutation, Symmetry, Transform
 from onebasin.symmetries.basis_matrices import complement_of_ones, turn
 from onebasin.symmetries.layout import names
-from onebasin.tensors.states import State
+from onebasin.tensors.states import State, StateDict
 
 _EXPLAINED = 0.5
 """The share of the squares of a tensor that a scale or a matrix may leave to be taken before all its tensors are known."""
-_EQUAL = 1e-10
-"""Networks are equal if their squared distance is no more than this share of their squares: rounding leaves less."""
 _GAIN, _MAX_ROUNDS = 1e-3, 10
+_HELD_ENTRIES = 10**8
+"""Of the tensors of a lazy source that are held while a set of groups is decided. More than that are read, and transformed,
+each time anew."""
 
 
 def sole_bases(symmetry: Symmetry) -> dict[str, Basis]:
@@ -55,8 +58,8 @@ class CrossProducts:
         self.symmetry, self.basis = symmetry, basis
         self.total = total.double().cpu()
         if basis.kind == "centred":
-            inside = complement_of_ones(total.shape[-1])
-            self.total = inside @ (inside.mT @ self.total @ inside) @ inside.mT
+            self.total = self.total - self.total.mean(-1, keepdim=True)
+            self.total = self.total - self.total.mean(-2, keepdim=True)
 
     def scores(self) -> Tensor:
         """For `harden`: each pair of members counts as much as its best rotation; inside, nothing is permuted.
@@ -66,6 +69,8 @@ class CrossProducts:
         if self.basis.kind == "signed":
             return self.total.abs()
         size = self.total.shape[-1]
+        if not self.symmetry.groups[self.basis.group].parents:  # there is one member, and nothing to compare it with
+            return torch.eye(size, dtype=torch.float64)
         if self.basis.is_rotary:
             values = torch.hypot(*_complex_sum(self.total)) / size
         else:
@@ -129,7 +134,8 @@ def sweep_transforms(
         is_settled = sweeps.sweep(number)
         if is_settled:
             break
-    sweeps.stretch()
+    if not sweeps.is_equal:
+        sweeps.stretch()
     return without_pairs(problem.symmetry, sweeps.total), is_settled
 
 
@@ -144,6 +150,7 @@ class _Sweeps:
     Attributes:
         total: the transform.
         current: the source, transformed.
+        is_equal: whether that is the target, up to rounding, after the last sweep.
     """
 
     def __init__(self, problem: Problem, sets: list[list[Group]], start: Transform | None):
@@ -157,6 +164,12 @@ class _Sweeps:
             moved = Permutation(self.symmetry, indices, check=False)
             self.total = Transform(moved, start.logarithms, start.matrices)
         self.current = self.total.apply(problem.source)
+        self.is_equal = False
+        self._distances: dict[str, float] = {}  # of tensors that have not changed since they were last in memory
+
+    @functools.cached_property
+    def _squares(self) -> float:
+        return sum(float(self.problem.target[key].square().sum(dtype=torch.float64)) for key in self.problem.keys)
 
     def sweep(self, number: int) -> bool:
         """Decide every set of groups once.
@@ -171,45 +184,54 @@ class _Sweeps:
             members = {group.name for group in groups}
             if number == 0:
                 judged = _trusted(self.symmetry, keys, self.decided | members)
-                self._take(self._decide(groups, judged))
-                self._take(stretch(problem, self.current, members, judged, _EXPLAINED))
+                step = self._begin(judged)
+                step = self._extend(step, self._decide(step.before, groups, judged))
+                step = self._extend(step, stretch(problem, step.after, members, judged, _EXPLAINED))
+                self._take(step, keys)
                 self.decided |= members
                 num_moved += 1
                 continue
-            following, after = self._advance(self._decide(groups, keys))
-            before = inner_product(self.current, problem.target, keys)
-            if inner_product(after, problem.target, keys) > before + 1e-11 * abs(before):
-                num_moved, self.total, self.current = num_moved + 1, following, after
-        left = distance(self.current, problem.target, problem.keys)
+            step = self._begin(keys)
+            step = self._extend(step, self._decide(step.before, groups, keys))
+            before, after = (inner_product(state, problem.target, keys) for state in (step.before, step.after))
+            if after > before + 1e-11 * abs(before):
+                num_moved += 1
+                self._take(step, keys)
+        self._measure(self.current, (key for key in problem.keys if key not in self._distances))
+        left = sum(self._distances[key] for key in problem.keys)
         problem.report({"sweep": number, "moved": num_moved, "distance": left})
-        return not num_moved or left <= _EQUAL * sum(float(problem.target[k].double().square().sum()) for k in problem.keys)
+        self.is_equal = left <= EQUAL * self._squares
+        return not num_moved or self.is_equal
 
     def stretch(self) -> None:
         """Choose scales and invertible matrices, set by set, while they bring the networks closer."""
         for _ in range(_MAX_ROUNDS):
             has_moved = False
             for groups, keys in zip(self.sets, self.touched, strict=True):
-                update = stretch(self.problem, self.current, {group.name for group in groups}, keys)
-                if not update.logarithms and not update.matrices:
+                members = {group.name for group in groups}
+                if not can_stretch(self.symmetry, members):
                     continue
-                following, after = self._advance(update)
-                before = distance(self.current, self.problem.target, keys)
-                if distance(after, self.problem.target, keys) < (1 - _GAIN) * before:
-                    has_moved, self.total, self.current = True, following, after
+                step = self._begin(keys)
+                step = self._extend(step, stretch(self.problem, step.before, members, keys))
+                before, after = (distance(state, self.problem.target, keys) for state in (step.before, step.after))
+                if after < (1 - _GAIN) * before:
+                    has_moved = True
+                    self._take(step, keys)
             if not has_moved:
                 break
 
-    def _decide(self, groups: list[Group], keys: list[str]) -> Transform:
+    def _decide(self, current: State, groups: list[Group], keys: list[str]) -> Transform:
         """The best permutation of some groups, and the best rotations after it."""
-        scores, _ = score(self.problem, self.current, groups, keys, torch.float64)
+        bases = {name: basis for name, basis in self.bases.items() if basis.group in {group.name for group in groups}}
+        dtype = torch.float64 if bases else None
+        scores, _ = score(self.problem, current, groups, keys, dtype)
         mixed: dict[str, CrossProducts] = {}
         found = {name: value.cpu() for name, value in scores.items()}
-        for name, basis in self.bases.items():
-            if basis.group not in scores:
-                continue
-            total, others = scores[basis.group], [key for key in keys if key not in basis.places]
+        for name, basis in bases.items():
+            total = scores[basis.group]
+            others = [k for k in keys if k not in basis.places and basis.group in names(self.symmetry.layouts[k])]
             if others:  # gains of norms, for example: a matrix does not change them
-                total = total - score(self.problem, self.current, groups, others, torch.float64)[0][basis.group]
+                total = total - score(self.problem, current, groups, others, dtype)[0][basis.group]
             mixed[name] = CrossProducts(self.symmetry, basis, total)
             rest = found[basis.group] - total.cpu() if basis.kind == "signed" else 0
             found[basis.group] = mixed[name].scores() + rest
@@ -217,15 +239,42 @@ class _Sweeps:
         matrices = {name: each.rotations(permutation) for name, each in mixed.items()}
         return Transform(permutation, {}, matrices, check=False)
 
-    def _take(self, update: Transform) -> None:
-        if not update.is_identity:
-            self.total, self.current = self._advance(update)
+    def _begin(self, keys: list[str]) -> _Step:
+        """A step that changes nothing yet, with these tensors in memory unless they are too large for that."""
+        current = self.current
+        if current.is_lazy and sum(current.shapes[key].numel() for key in keys) <= _HELD_ENTRIES:
+            current = StateDict({key: current[key] for key in keys})
+        return _Step(self.total, current, current)
 
-    def _advance(self, update: Transform) -> tuple[Transform, State]:
-        """The transform with an update, and the source after it; a lazy one is read and transformed anew each time."""
-        following = update @ self.total
-        is_lazy = self.current.is_lazy
-        return following, following.apply(self.problem.source) if is_lazy else update.apply(self.current)
+    def _extend(self, step: _Step, update: Transform) -> _Step:
+        if update.is_identity:
+            return step
+        total = update @ step.total
+        return _Step(total, step.before, self._transform(total) if step.after.is_lazy else step.after.map(update.move))
+
+    def _transform(self, total: Transform) -> State:
+        return self.problem.source.map(total.move)
+
+    def _take(self, step: _Step, keys: Iterable[str]) -> None:
+        """Accept a step that changes some tensors."""
+        for key in keys:
+            self._distances.pop(key, None)
+        if self.current.is_lazy and not step.after.is_lazy:
+            self._measure(step.after, step.after)
+        if step.total is not self.total:
+            self.current = self._transform(step.total) if self.current.is_lazy else step.after
+            self.total = step.total
+
+    def _measure(self, state: State, keys: Iterable[str]) -> None:
+        self._distances |= {key: distance(state, self.problem.target, [key]) for key in keys}
+
+
+class _Step(NamedTuple):
+    """A transform that may be accepted, and the source before and after it, of which only some tensors may be there."""
+
+    total: Transform
+    before: State
+    after: State
 
 
 def _trusted(symmetry: Symmetry, keys: list[str], decided: Collection[str]) -> list[str]:
