@@ -1,6 +1,7 @@
 """Texts that language models write."""
 
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -34,6 +35,40 @@ def test_each_model_writes_its_share():
         steps = (following - tokens) % 11
         assert bool((steps == steps[:, :1]).all())
         assert sorted(steps[:, 0].tolist()) == [1] * 4 + [2] * 4
+
+
+class Attention(nn.Module):
+    """One layer of attention; each token sees those before it, or all. It notes the lengths of the texts it is given."""
+
+    lengths: ClassVar[list[int]] = []
+
+    def __init__(self, is_causal: bool):
+        super().__init__()
+        self.table, self.head, self.is_causal = nn.Embedding(9, 6), nn.Linear(6, 9), is_causal
+
+    def forward(self, tokens):
+        self.lengths.append(tokens.shape[1])
+        x = 3 * self.table(tokens)
+        return self.head(nn.functional.scaled_dot_product_attention(x, x, x, is_causal=self.is_causal))
+
+
+def write_growing(model, length, batch_size):
+    """One batch as `synthetic_text` draws it, by texts that grow token by token."""
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 9, (batch_size, 1))
+    for _ in range(length):
+        tokens = torch.cat([tokens, torch.multinomial(model(tokens)[:, -1].softmax(-1), 1)], 1)
+    return tokens[torch.randperm(batch_size)]
+
+
+@pytest.mark.parametrize(("is_causal", "lengths"), [(True, {64, 70}), (False, set(range(1, 71)))])
+def test_texts_are_those_that_grow_token_by_token(is_causal, lengths):
+    torch.manual_seed(1)
+    model = Attention(is_causal)
+    expected = write_growing(model, 70, 5)
+    ((tokens, following),) = ob.synthetic_text([model], 70, num_batches=1, batch_size=5)
+    assert torch.equal(torch.cat([tokens, following[:, -1:]], 1), expected)
+    assert set(Attention.lengths[-70:]) == lengths
 
 
 def test_the_seed_decides():

@@ -17,6 +17,10 @@ from onebasin.matching.methods.base import check_count, check_number
 from onebasin.tensors.progress import Progress, show_progress
 from onebasin.tensors.seeding import seeded
 
+_BLOCK = 64
+"""Causal models are called with this many tokens, twice as many and so on. Memory for each length in between would be set
+aside once and fit no other."""
+
 
 def synthetic_text(
     models: Sequence[nn.Module],
@@ -69,6 +73,7 @@ def synthetic_text(
     (vocabulary,) = sizes
     if start is not None and not 0 <= start < vocabulary:
         raise ValueError(f"start must be a token from 0 to {vocabulary - 1}, got {start}")
+    blocks = [_BLOCK if _is_causal(model, vocabulary, length, device) else 1 for model in copies]
     batches = []
     with show_progress(progress) as show, seeded(seed, device), torch.no_grad():
         for number in range(num_batches):
@@ -76,17 +81,37 @@ def synthetic_text(
             firsts = torch.randint(0, vocabulary, (batch_size, 1), device=device)
             firsts = firsts if start is None else torch.full_like(firsts, start)
             shares = firsts.tensor_split(len(copies))
-            parts = [_write(model, part, length, temperature) for model, part in zip(copies, shares, strict=True)]
+            writers = zip(copies, shares, blocks, strict=True)
+            parts = [_write(model, part, length, temperature, block) for model, part, block in writers]
             text = torch.cat(parts)[torch.randperm(batch_size, device=device)]
             batches.append((text[:, :-1].contiguous(), text[:, 1:].contiguous()))
     return batches
 
 
-def _write(model: nn.Module, tokens: Tensor, length: int, temperature: float) -> Tensor:
-    for _ in range(length):
-        chances = (_score(model, tokens)[:, -1].float() / temperature).softmax(-1)
-        tokens = torch.cat([tokens, torch.multinomial(chances, 1)], 1)
+def _write(model: nn.Module, first: Tensor, length: int, temperature: float, block: int) -> Tensor:
+    """Texts that begin with a token. A model is called with a multiple of `block` tokens, of which the last are zeros."""
+    tokens = torch.cat([first, first.new_zeros(len(first), length)], 1)
+    for position in range(length):
+        end = min((position // block + 1) * block, length)
+        chances = (_score(model, tokens[:, :end].contiguous())[:, position].float() / temperature).softmax(-1)
+        tokens[:, position + 1] = torch.multinomial(chances, 1).squeeze(1)
     return tokens
+
+
+@torch.no_grad()
+def _is_causal(model: nn.Module, vocabulary: int, length: int, device: torch.device) -> bool:
+    """Whether the scores of tokens stay the same when others follow them, on a random text that is cut at three places."""
+    generator = torch.Generator().manual_seed(0)
+    text, other = torch.randint(0, vocabulary, (2, 1, length), generator=generator).to(device)
+    whole = _score(model, text)
+    for cut in {1, (length + 1) // 2, length}:
+        changed = torch.cat([text[:, :cut], other[:, cut:]], 1)
+        scores = [_score(model, tokens)[:, :cut] for tokens in (changed, text[:, :cut])]
+        # Sums over another number of tokens are rounded in another way.
+        rounding = torch.finfo(whole.dtype).eps ** 0.5 * float(whole.abs().max())
+        if not all(torch.allclose(whole[:, :cut], each, rtol=0, atol=rounding) for each in scores):
+            return False
+    return True
 
 
 def _score(model: nn.Module, tokens: Tensor) -> Tensor:
