@@ -217,15 +217,24 @@ class ConvNet(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A recurrent layer between linear ones."""
+    """A recurrent layer between linear ones, of which all outputs are read, or the last state, or the last cell."""
 
-    def __init__(self, kind: type[nn.RNNBase] = nn.LSTM, **options: Any) -> None:
+    def __init__(
+        self, kind: type[nn.RNNBase] = nn.LSTM, reads: str = "outputs", start: float | None = None, **options: Any
+    ) -> None:
         super().__init__()
         self.first, self.inner = nn.Linear(3, 5), kind(5, 6, batch_first=True, **options)
-        self.last = nn.Linear(12 if options.get("bidirectional") else 6, 2)
+        self.last = nn.Linear(12 if options.get("bidirectional") else options.get("proj_size", 6), 2)
+        self.reads, self.start = reads, start
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.inner(self.first(x))[0])
+        start = None if self.start is None else torch.full((1, len(x), 6), self.start)
+        outputs, states = self.inner(self.first(x), start)
+        if self.reads == "outputs":
+            return self.last(outputs)
+        if isinstance(states, tuple):
+            states = states[1 if self.reads == "cell" else 0]
+        return self.last(states[-1])
 
 
 class WithBuffer(nn.Module):

@@ -79,16 +79,32 @@ class Odd(nn.Module):
         return self.down(torch.sigmoid(self.gate(x)) * self.up(x))
 
 
+class Gated(nn.Module):
+    """Recurrent layers, in which the candidate of a unit may change its sign, and its gates may not."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.inner, self.last = kind(6, 20, num_layers=2, batch_first=True), nn.Linear(20, 5)
+
+    def forward(self, x):
+        return self.last(self.inner(x)[0])
+
+
 @pytest.mark.parametrize("method", ["weight-matching", "activation-matching"])
-def test_planted_signs_are_undone(method):
+@pytest.mark.parametrize(
+    ("make", "shape", "num_bases"),
+    [(Odd, (6,), 4), (lambda: Gated(nn.LSTM), (4, 6), 2), (lambda: Gated(nn.GRU), (4, 6), 2)],
+    ids=["tanh", "LSTM", "GRU"],
+)
+def test_planted_signs_are_undone(make, shape, num_bases, method):
     torch.manual_seed(0)
-    model, x = Odd().double().eval(), torch.randn(3, 6).double()
+    model, x = make().double().eval(), torch.randn(3, *shape).double()
     symmetry = ob.symmetry(model, x, kinds="all")
-    assert [basis.kind for basis in symmetry.bases.values()] == ["signed"] * 4
+    assert [basis.kind for basis in symmetry.bases.values()] == ["signed"] * num_bases
     drawn = ob.Transform.random(symmetry, torch.Generator().manual_seed(1))
     moved = copy.deepcopy(model)
     moved.load_state_dict(ob.Transform(drawn.permutation, {}, drawn.matrices).apply(model))
-    data = [torch.randn(300, 6).double()] if method == "activation-matching" else None
+    data = [torch.randn(300, *shape).double()] if method == "activation-matching" else None
     options = {"example_inputs": x, "data": data, "method": method, "scaling": ob.Scaling(steps=0)}
     found = ob.align(moved, to=model, kinds="all", **options)
     assert found.cost < 1e-9 * found.start_cost

@@ -115,9 +115,20 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[tuple[int,
     "convolutions": (ConvNet, IMAGES, [(5, "linear")]),
     "low rank": (lambda: Function(nn.Identity()), ROWS, [(D, "linear")]),
     "LoRA": (LoRA, (3, 5), [(4, "linear")]),
-    "LSTM": (Recurrent, TOKENS, [(5, "linear")]),
-    "GRU, both directions": (lambda: Recurrent(nn.GRU, bidirectional=True), TOKENS, [(5, "linear")]),
-    "RNN of two layers": (lambda: Recurrent(nn.RNN, num_layers=2), TOKENS, [(5, "linear")]),
+    "LSTM": (Recurrent, TOKENS, [(5, "linear"), (6, "signed")]),
+    "LSTM with a projection": (lambda: Recurrent(proj_size=4), TOKENS, [(5, "linear"), (6, "signed"), (4, "linear")]),
+    "LSTM without biases": (lambda: Recurrent(bias=False), TOKENS, [(5, "linear"), (6, "signed")]),
+    "GRU, both directions": (
+        lambda: Recurrent(nn.GRU, bidirectional=True), TOKENS, [(5, "linear"), (6, "signed"), (6, "signed")]
+    ),
+    "RNN of two layers": (lambda: Recurrent(nn.RNN, num_layers=2), TOKENS, [(5, "linear"), (6, "signed"), (6, "signed")]),
+    "RNN of ReLUs": (lambda: Recurrent(nn.RNN, nonlinearity="relu"), TOKENS, [(5, "linear")]),
+    "last state of an LSTM": (lambda: Recurrent(reads="state"), TOKENS, [(5, "linear"), (6, "signed")]),
+    "last cell of an LSTM": (lambda: Recurrent(reads="cell"), TOKENS, [(5, "linear"), (6, "signed")]),
+    "last states of two layers, the first not even permuted": (
+        lambda: Recurrent(nn.GRU, reads="state", num_layers=2), TOKENS, [(5, "linear"), (6, "signed")]
+    ),
+    "trap: a first state that is not zero": (lambda: Recurrent(nn.GRU, start=1.0), TOKENS, [(5, "linear")]),
     "weight norm": (lambda: nn.utils.parametrizations.weight_norm(Function(torch.relu).first), ROWS, []),
     "nothing between": (lambda: nn.Sequential(nn.Linear(3, D), nn.Linear(D, 4), nn.Tanh()), ROWS, [(D, "linear")]),
     "lengths": (lambda: Function(lambda x: x / x.norm(dim=-1, keepdim=True)), ROWS, [(D, "orthogonal")]),

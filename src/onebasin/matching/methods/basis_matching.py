@@ -23,6 +23,7 @@ from onebasin.relaxation.hardening import harden, joint_groups
 from onebasin.symmetries import Basis, Group, Permutation, Symmetry, Transform
 from onebasin.symmetries.basis_matrices import complement_of_ones, turn
 from onebasin.symmetries.layout import names
+from onebasin.symmetries.multiplication import matrix_shape
 from onebasin.tensors.states import State, StateDict
 
 _EXPLAINED = 0.5
@@ -229,8 +230,12 @@ class _Sweeps:
         found = {name: value.cpu() for name, value in scores.items()}
         for name, basis in bases.items():
             total = scores[basis.group]
-            others = [k for k in keys if k not in basis.places and basis.group in names(self.symmetry.layouts[k])]
-            if others:  # gains of norms, for example: a matrix does not change them
+            if basis.kind == "signed":  # what stays when all signs are changed, such as gates, counts without signs
+                signs = {name: -torch.ones(matrix_shape(self.symmetry, basis))}
+                flipped = current.map(Transform(self.symmetry.identity(), {}, signs).move)
+                total = (total - score(self.problem, flipped, groups, keys, dtype)[0][basis.group]) / 2
+            elif others := [k for k in keys if k not in basis.places and basis.group in names(self.symmetry.layouts[k])]:
+                # Gains of norms, for example: a matrix does not change them.
                 total = total - score(self.problem, current, groups, others, dtype)[0][basis.group]
             mixed[name] = CrossProducts(self.symmetry, basis, total)
             rest = found[basis.group] - total.cpu() if basis.kind == "signed" else 0

@@ -5,10 +5,19 @@ An operation that is in neither table allows nothing but permutations of everyth
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+
+from onebasin.programs.shapes import bind_arguments
 from onebasin.tracing.bases.classes import FROZEN, UNIFORM, Freedom, Paired, System
+from onebasin.tracing.rules.recurrent import list_cells
 from onebasin.tracing.slots import slot_rules as slots
 from onebasin.tracing.slots.slot_rules import Rule, SlotArguments, align_operands, keep, reduce
-from onebasin.tracing.slots.system import TensorSlots, atoms_of
+from onebasin.tracing.slots.system import Segments, Slots, TensorSlots, atoms_of
 from onebasin.tracing.trace import NotCovered
 
 
@@ -115,6 +124,77 @@ def _dropout(system: System, args: SlotArguments) -> TensorSlots:
     return args.input
 
 
+_CANDIDATES = {"lstm": (4, 2), "gru": (3, 2), "rnn_tanh": (1, 0)}
+"""How many gates a cell has, and which of them is no sigmoid: its tanh is what the cell adds to its state."""
+
+
+def _recurrent(system: System, args: SlotArguments) -> list[TensorSlots]:
+    """Recurrent layers: a unit of the candidate may change its sign, and so do its state and its output."""
+    if "input" not in args or args.get("train"):
+        raise NotCovered("packed sequences, or dropout between layers")
+    *others, units = args.input
+    states = args["hx"] if isinstance(args["hx"], list) else [args["hx"]]
+    system.forbid(*others, *(axis for state in states for axis in state))
+    num_directions = 2 if args["bidirectional"] else 1
+    cells: list[Slots] = []
+    outputs: list[Slots] = []
+    for number, weights in enumerate(list_cells(args, num_directions)):
+        if number and number % num_directions == 0:
+            units = tuple(itertools.chain(*outputs[-num_directions:]))
+        cell, output = _step(system, units, weights, *_CANDIDATES[args.operation])
+        if not _starts_from_zeros(args):
+            system.forbid(cell, output)
+        cells.append(cell)
+        outputs.append(output)
+    last = tuple(itertools.chain(*outputs[-num_directions:]))
+    result = [(*args.expected[0][:-1], last)]
+    for number, (wanted, found) in enumerate(zip(args.expected[1:], (outputs, cells), strict=False), start=1):
+        result.append(_stack_states(wanted, found) if _is_used(args.node, number) else wanted)
+    return result
+
+
+def _step(system: System, x: Slots, weights: Sequence[Any], num_gates: int, candidate: int) -> tuple[Slots, Slots]:
+    """What the state of a cell and its output do along their units."""
+    to_gates, from_state, *biases, projection = weights
+    system.contract(x, to_gates[1])
+    changing = []
+    for gates in (to_gates, from_state, *(bias for bias in biases if bias is not None)):
+        size, left = divmod(len(gates[0]), num_gates)
+        if left:
+            raise NotCovered("gates of different structures")
+        system.forbid(gates[0][: candidate * size], gates[0][(candidate + 1) * size :])
+        changing.append(gates[0][candidate * size :][:size])
+    cell = output = system.equate(*changing)
+    system.narrow(Freedom.SIGNED, cell)
+    if projection is not None:
+        system.contract(cell, projection[1])
+        output = projection[0]
+    system.contract(output, from_state[1])
+    return cell, output
+
+
+def _starts_from_zeros(args: SlotArguments) -> bool:
+    """Whether the first states are zeros that the layer makes itself: those have no sign."""
+    found = bind_arguments(args.node)["hx"]
+    nodes = found if isinstance(found, list | tuple) else [found]
+    made = {name for name, (kind, _) in args.program.inputs.items() if kind is InputKind.CONSTANT_TENSOR}
+    return all(node.name in made and not bool(args.program.given[node.name].any()) for node in nodes)
+
+
+def _is_used(node: Node, number: int) -> bool:
+    """Whether anything reads one of the results of an operation."""
+    return any(user.users for user in node.users if user.args[1] == number)
+
+
+def _stack_states(wanted: TensorSlots, states: Sequence[Slots]) -> TensorSlots:
+    *others, last = wanted
+    if isinstance(last, Segments):
+        return (*others, Segments(states))
+    if len(states) > 1:
+        raise NotCovered("states of several cells side by side")
+    return (*others, states[0])
+
+
 RULES: dict[str, Rule] = {
     **slots.RULES,
     "square": _square,
@@ -134,4 +214,5 @@ RULES: dict[str, Rule] = {
     ),
     **dict.fromkeys(("abs", "absolute", "cos", "cosh"), _even),
     "batch_norm": _batch_norm,
+    **dict.fromkeys(_CANDIDATES, _recurrent),
 }  # fmt: skip

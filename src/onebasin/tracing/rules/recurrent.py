@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from onebasin.tracing.axes.terms import Axes, AxisTerm
 from onebasin.tracing.axes.unification import cut
 from onebasin.tracing.rules.contraction import contract
@@ -23,7 +25,7 @@ def recurrent(trace: Trace, args: Arguments) -> list[Axes]:
     steps = trace.pinned(x[time].size, reason)  # states differ from step to step also where the inputs are the same
     states = args["hx"] if args.operation == "lstm" else [args["hx"]]
     num_directions = 2 if args["bidirectional"] else 1
-    weights, finals = _cells(args, num_directions), []
+    weights, finals = list_cells(args, num_directions), []
     for layer in range(args["num_layers"]):
         outputs = []
         for number in range(layer * num_directions, (layer + 1) * num_directions):
@@ -37,7 +39,7 @@ def recurrent(trace: Trace, args: Arguments) -> list[Axes]:
     return [x, *(stack_tensors([final[i] for final in finals], 0) for i in range(len(states)))]
 
 
-def _cells(args: Arguments, num_directions: int) -> list[list[Axes | None]]:
+def list_cells(args: Arguments, num_directions: int) -> list[list[Any]]:
     """The weights of each cell: input to gates, state to gates, their biases, projection (None where absent)."""
     each = len(args["params"]) // (args["num_layers"] * num_directions)
     projected = args.operation == "lstm" and each in (3, 5)

@@ -189,7 +189,7 @@ def _attention(system: SlotSystem, args: SlotArguments) -> Any:
 
 def _recurrent(system: SlotSystem, args: SlotArguments) -> Any:
     """A recurrent layer: its input meets the first weights of each direction, and nothing else is known of it."""
-    if not isinstance(args.get("params"), list) or args.get("train"):
+    if "input" not in args or args.get("train"):
         raise NotCovered("packed sequences, or dropout between layers")
     params = args["params"]
     directions = 2 if args["bidirectional"] else 1
