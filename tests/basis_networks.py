@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -235,6 +236,19 @@ class Recurrent(nn.Module):
         if isinstance(states, tuple):
             states = states[1 if self.reads == "cell" else 0]
         return self.last(states[-1])
+
+
+class Stacked(nn.Module):
+    """Two layers beside each other, with units of their own, in one tensor each."""
+
+    def __init__(self, *functions: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.bias = nn.Parameter(torch.randn(2, 6, 3)), nn.Parameter(torch.randn(2, 6))
+        self.second, self.functions = nn.Parameter(torch.randn(2, 4, 6)), functions
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = zip(self.functions, self.first, self.bias, self.second, strict=True)
+        return sum((f(F.linear(x, a, b)) @ c.mT for f, a, b, c in parts), torch.zeros(()))
 
 
 class WithBuffer(nn.Module):

@@ -26,6 +26,7 @@ from tests.basis_networks import (
     PackedAttention,
     Recurrent,
     RMSNorm,
+    Stacked,
     SwiGLU,
     Tied,
     Windows,
@@ -129,6 +130,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[tuple[int,
         lambda: Recurrent(nn.GRU, reads="state", num_layers=2), TOKENS, [(5, "linear"), (6, "signed")]
     ),
     "trap: a first state that is not zero": (lambda: Recurrent(nn.GRU, start=1.0), TOKENS, [(5, "linear")]),
+    "stacked as a|b": (lambda: Stacked(nn.Identity(), lambda x: x / x.norm(dim=-1, keepdim=True)), ROWS,
+                       [(6, "linear"), (6, "orthogonal")]),
+    "stacked as a|b, one not free": (lambda: Stacked(torch.sigmoid, nn.Identity()), ROWS, [(6, "linear")]),
+    "stacked as a|b, signs": (lambda: Stacked(torch.tanh, nn.Identity()), ROWS, [(6, "linear")]),
     "weight norm": (lambda: nn.utils.parametrizations.weight_norm(Function(torch.relu).first), ROWS, []),
     "nothing between": (lambda: nn.Sequential(nn.Linear(3, D), nn.Linear(D, 4), nn.Tanh()), ROWS, [(D, "linear")]),
     "lengths": (lambda: Function(lambda x: x / x.norm(dim=-1, keepdim=True)), ROWS, [(D, "orthogonal")]),
@@ -187,6 +192,20 @@ def test_the_function_is_unchanged(name):
     before = model(x)
     model.load_state_dict(transform.apply(model))
     assert torch.allclose(model(x), before, rtol=1e-9, atol=1e-11)
+
+
+def test_bases_of_stacked_weights_change_their_own_part():
+    model, x = make("stacked as a|b")
+    model, x = model.double(), x.double()
+    symmetry = ob.symmetry(model, x, kinds="all")
+    transform = ob.Transform.random(symmetry, torch.Generator().manual_seed(1))
+    before = model(x)
+    for number, group in enumerate(symmetry.groups):
+        moved = transform.only(group).apply(model)
+        for key, value in model.state_dict().items():
+            assert torch.equal(moved[key][1 - number], value[1 - number])
+            assert not torch.allclose(moved[key][number], value[number])
+        torch.testing.assert_close(torch.func.functional_call(model, moved, x), before, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["linear", "orthogonal"])

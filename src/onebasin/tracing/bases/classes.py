@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from onebasin.symmetries import Basis, Group, Place
 from onebasin.symmetries.structure import BasisKind
 from onebasin.tracing.axes.terms import Atom, parents_of
-from onebasin.tracing.slots.system import Slots, SlotSystem, TensorSlots, atoms_of
+from onebasin.tracing.slots.system import Segments, Slots, SlotSystem, TensorSlots, atoms_of, list_parts
 from onebasin.tracing.trace import Trace
 
 
@@ -91,13 +91,15 @@ class System(SlotSystem):
 
     def read(self, key: str) -> TensorSlots:
         """The axes of a parameter, each a class of its own until something is required."""
-        return tuple(
-            tuple(
-                (atom, UNIFORM if key in self.fixed else Ref((key, axis, number), False))
-                for number, atom in enumerate(atoms)
-            )
-            for axis, atoms in enumerate(self.list_atoms(key))
-        )
+        return tuple(self._read_axis(key, axis, atoms) for axis, atoms in enumerate(self.template(self.trace.state[key])))
+
+    def _read_axis(self, key: str, axis: int, atoms: Any) -> Slots | Segments:
+        numbers = itertools.count()
+
+        def read(part: Iterable[Atom]) -> Slots:
+            return tuple((a, UNIFORM if key in self.fixed else Ref((key, axis, next(numbers)), False)) for a in part)
+
+        return Segments(map(read, atoms)) if isinstance(atoms, Segments) else read(atoms)
 
     def constant(self, atoms: Iterable[Atom]) -> Slots:
         """It never changes."""
@@ -208,17 +210,23 @@ class System(SlotSystem):
         classes: dict[Unknown, list[tuple[Unknown, Atom, bool]]] = {}
         for key in sorted(self.trace.state.keys() & self.trace.reached, key=order.__getitem__):
             for slots in self.read(key):
-                for atom, state in slots:
+                for atom, state in itertools.chain(*list_parts(slots)):
                     if isinstance(state, Ref) and atom not in parents:
                         root = self._find(state)
                         classes.setdefault(root.unknown, []).append((state.unknown, atom, root.is_dual))
         found: dict[str, Basis] = {}
         for root, members in classes.items():
             freedom = self._freedom.get(root, Freedom.LINEAR)
+            if freedom == Freedom.SIGNED and any(self._is_stacked(unknown) for unknown, _, _ in members):
+                continue  # signs are laid out along one axis, and cannot differ beside another
             if freedom < Freedom.PERMUTATION and len(members) > 1:
                 basis = self._make_basis(members, freedom, taken=found)
                 found[basis.name] = replace(basis, parents=groups[basis.group].parents)
         return found
+
+    def _is_stacked(self, unknown: Unknown) -> bool:
+        key, axis, _ = unknown
+        return isinstance(self.template(self.trace.state[key])[axis], Segments)
 
     def _make_basis(self, members: Sequence[tuple[Unknown, Atom, bool]], freedom: Freedom, taken: Iterable[str]) -> Basis:
         aliases: dict[str, list[str]] = {}
@@ -228,7 +236,8 @@ class System(SlotSystem):
         (base, _, _), atom, flipped = min(members, key=lambda member: member[0][1] > 0)
         places: dict[str, list[Place]] = {}
         for (key, axis, number), each, is_dual in members:
-            atoms = self.list_atoms(key)[axis]
+            atoms = self.template(self.trace.state[key])[axis]
+            atoms = tuple(itertools.chain(*atoms)) if isinstance(atoms, Segments) else atoms
             place = Place(axis, atoms[:number].count(each), is_dual != flipped)
             for alias in aliases.get(key, [key]):
                 places.setdefault(alias, []).append(place)
