@@ -8,6 +8,7 @@ peak memory is known.
 import argparse
 import json
 import multiprocessing
+import os
 import shutil
 import tempfile
 import time
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 import onebasin as ob
 from benchmarks.architectures import declare_torchvision_operators
 from benchmarks.billion import peak_gigabytes, random_checkpoint
+from benchmarks.measuring import find_commit
 from onebasin.checkpoints import fit_names, open_checkpoint, write_checkpoint
 
 NETWORKS = ("vit-b", "gpt2", "llama-1b")
@@ -68,17 +70,17 @@ def run(name: str, num_layers: int | None, threads: int, folder: Path) -> dict[s
     """Plant a transform, find it, and compare all tensors."""
     torch.set_num_threads(threads)
     model, inputs = make_network(name, num_layers)
-    begin = time.perf_counter()
+    begin, busy = time.perf_counter(), time.process_time()
     symmetry = ob.symmetry(model, inputs, kinds="all")
-    traced = time.perf_counter() - begin
+    traced, traced_busy = time.perf_counter() - begin, time.process_time() - busy
     shapes = {key: value.detach() for key, value in model.state_dict().items()}
     target = fit_names(random_checkpoint(folder / "a", shapes, symmetry, seed=0), shapes, symmetry.ties)
     planted = ob.Transform.random(symmetry, torch.Generator().manual_seed(0))
     write_checkpoint(folder / "b", planted.apply(target), target)
     source = fit_names(open_checkpoint(folder / "b"), shapes, symmetry.ties)
-    written, begin = peak_gigabytes(), time.perf_counter()
+    written, begin, busy = peak_gigabytes(), time.perf_counter(), time.process_time()
     found = ob.align(source, to=target, symmetry=symmetry, method="weight-matching", scaling=ob.Scaling(steps=0))
-    seconds = time.perf_counter() - begin
+    seconds, busy = time.perf_counter() - begin, time.process_time() - busy
     error = max(float((found.model[key] - target[key]).norm() / target[key].norm()) for key in shapes)
     return {
         "network": name,
@@ -87,8 +89,13 @@ def run(name: str, num_layers: int | None, threads: int, folder: Path) -> dict[s
         "groups": len(symmetry.groups),
         "cost": [found.start_cost, found.cost],
         "largest relative error of a tensor": error,
+        "layers": num_layers or "all",
+        "threads": threads,
+        "load": os.getloadavg(),
         "trace seconds": traced,
         "align seconds": seconds,
+        "trace core seconds": traced_busy,  # on all cores; unlike the clock, whoever else is at work
+        "align core seconds": busy,
         "peak gigabytes": peak_gigabytes(),
         "peak gigabytes before": written,
     }
@@ -124,7 +131,8 @@ def main() -> None:
             shutil.rmtree(folder)
         print(json.dumps(records[-1]), flush=True)
     if options.out:
-        options.out.write_text(json.dumps({"torch": torch.__version__, "records": records}, indent=1) + "\n")
+        header = {"torch": torch.__version__, "commit": find_commit()}
+        options.out.write_text(json.dumps({**header, "records": records}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
