@@ -200,7 +200,7 @@ class Transform:
         return found
 
     def multiply(self, key: str, value: Tensor) -> Tensor:
-        """One tensor of a state whose units are permuted already."""
+        """One tensor of a state whose units are permuted already: multiplied by scales, and in the new bases."""
         value = self._scaled.scale(key, value, self.logarithms)
         plans: dict[str, Tensor] = {}
         for name in self._bases_of.get(key, ()):
