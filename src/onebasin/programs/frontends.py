@@ -17,6 +17,7 @@ from onebasin.programs.calls import Call, list_outputs
 from onebasin.programs.derivation import find_limits, redraw, resize
 from onebasin.programs.exporting import export
 from onebasin.programs.failures import (
+    ModuleFails,
     NotExportable,
     NotRecordable,
     NotTraceable,
@@ -169,6 +170,8 @@ def read_training_program(model: nn.Module, call: Call, program: Program) -> Pro
         try:
             found = record(model, candidate, training=True)
         except NotRecordable as error:
+            if failure is not None and not isinstance(error, ModuleFails) and str(error) == str(failure):
+                break  # an operation that cannot be recorded, whatever the sizes
             failure = failure or error
             continue
         disable_dropout(found.graph)

@@ -11,11 +11,14 @@ from torch.fx.node import map_aggregate
 from onebasin.torch_internals import GROUPED_MM, TorchDispatchMode
 
 _WIDE = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
+_NUMBERS = {int, float, bool, type(None)}
 _WIDE |= dict.fromkeys((torch.complex64, torch.complex32), torch.complex128)
 
 
 def promote(value: Any) -> Any:
     """Convert a floating or complex tensor, or its type, to 64 bits a number; leave anything else as it is."""
+    if type(value) in _NUMBERS:  # most arguments; what follows takes longer
+        return value
     if isinstance(value, Tensor):
         wide = _WIDE.get(value.dtype)
         return value if wide is None else value.to(wide)

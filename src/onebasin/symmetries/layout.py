@@ -9,6 +9,7 @@ A layout is one term for each axis. Written as text it looks like einops, with `
     "q+k a|b"          the second axis is a beside the first segment of the first axis, and b beside the second
 """
 
+import functools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +34,7 @@ class Product:
 
     factors: tuple[Any, ...]
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
         """Number of entries."""
         return math.prod(f.size for f in self.factors)
@@ -45,7 +46,7 @@ class Sum:
 
     parts: tuple[Any, ...]
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
         """Number of entries."""
         return sum(p.size for p in self.parts)
@@ -57,7 +58,7 @@ class Switch:
 
     parts: tuple[Any, ...]
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
         """Number of entries, the same beside each segment."""
         return self.parts[0].size

@@ -310,7 +310,7 @@ def _draw(device: torch.device, low: float, high: float) -> Tensor:
 def _randomise(symmetry: Verifiable, state: State, buffers: set[str], scale: float | None) -> LazyState:
     """Weights at a scale that neither vanishes nor explodes with depth, or perturbed; buffers perturbed, variances positive.
 
-    They are made where they are read, in float32: a second model is never held, and what is permuted is half as large.
+    They are made where they are read, in float32: a second large model is never held, and what is permuted is half as large.
     """
     alias = {key: keys[0] for keys in symmetry.ties for key in keys}
     shapes = state.shapes
@@ -334,4 +334,5 @@ def _randomise(symmetry: Verifiable, state: State, buffers: set[str], scale: flo
             return uniform(value, start, 0.5, 1.5)
         return uniform(value, start, -0.5, 0.5, scale / max(1, value.shape[1:].numel()) ** 0.5)
 
+    read = read if state.num_entries > MAX_ENTRIES else functools.cache(read)
     return LazyState({key: value.to("meta") for key, value in shapes.items()}, read, state.device)

@@ -146,7 +146,7 @@ def _pin_unread(trace: Trace, state: Iterable[str]) -> dict[tuple[str, int], Pin
 def _solve(trace: Trace) -> None:
     """Solve the scopes. Where an axis of a parameter is piecewise, and no layout can say so, all parts are joined."""
     while True:
-        solve_scopes(trace.scopes)
+        solve_scopes(trace.scopes, trace.settled)
         found = [
             term
             for key, axes in trace.state.items()

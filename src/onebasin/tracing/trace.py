@@ -15,7 +15,7 @@ from onebasin.symmetries import Pin
 from onebasin.tensors.states import Ties
 from onebasin.torch_internals import find_schema
 from onebasin.tracing.axes import unification
-from onebasin.tracing.axes.scopes import enforce
+from onebasin.tracing.axes.scopes import Settled, enforce
 from onebasin.tracing.axes.terms import ONE, Atom, Axes, AxisTerm, is_filled, leaves
 from onebasin.tracing.positions import Order
 
@@ -38,6 +38,7 @@ class Trace:
         idle: atoms that the current operation sums over, and multiplies by nothing but constants that are filled along them.
         unmet: all such atoms so far.
         scopes: axes that one operation reads side by side.
+        settled: see `solve_scopes`.
         orders: rows that are sorted by positions along an axis that may move.
         units: the output channels of operations with weights, by the names of the weights.
         outputs: the axes of what the calls return.
@@ -56,6 +57,7 @@ class Trace:
         self.idle: set[Atom] = set()
         self.unmet: set[Atom] = set()
         self.scopes: list[Axes] = []
+        self.settled: dict[int, Settled] = {}
         self.orders: list[Order] = []
         self.units: dict[tuple[str, ...], AxisTerm] = {}
         self.outputs: list[AxisTerm] = []

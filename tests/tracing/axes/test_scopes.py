@@ -1,8 +1,9 @@
 """A child depends on what stands beside it everywhere, and on nothing else."""
 
 from onebasin.symmetries import Pin
-from onebasin.tracing.axes.scopes import enforce, solve_scopes
-from onebasin.tracing.axes.terms import Atom, Piecewise, Product, Sum, resolve
+from onebasin.tracing.axes import scopes
+from onebasin.tracing.axes.scopes import Settled, enforce, solve_scopes
+from onebasin.tracing.axes.terms import Atom, Piecewise, Product, Sum, now, resolve
 
 
 def test_a_parent_that_is_missing_in_a_scope_is_dropped():
@@ -80,3 +81,44 @@ def test_piecewise_terms_without_their_selector_have_equal_parts():
     assert not enforce((selector, term))
     assert enforce((term,))
     assert resolve(parts[0]) is resolve(parts[1])
+
+
+def test_a_scope_is_settled_until_something_in_it_changes():
+    parent = Atom(6, frozenset())
+    child, other = Atom(3, frozenset([parent])), Atom(3, frozenset([parent]))
+    changes = {
+        "nothing": lambda: None,
+        "another atom": lambda: setattr(Atom(6, frozenset()), "pin", Pin("fixed")),
+        "a parent is lost": lambda: setattr(other, "parents", frozenset()),
+        "an atom is scrambled": lambda: setattr(child, "is_scrambled", True),
+        "a parent is cut": lambda: setattr(parent, "link", Sum((Atom(2, frozenset()), Atom(4, frozenset())))),
+    }
+    for name, change in changes.items():
+        time = now()
+        settled = Settled((parent, Product((child, other))), time)
+        change()
+        assert settled.is_current() == (name in ("nothing", "another atom")), name
+
+
+def test_a_selector_beside_a_scope_is_part_of_what_it_depends_on():
+    selector = Atom(4, frozenset())
+    selector.link = Sum((Atom(2, frozenset()), Atom(2, frozenset())))
+    term = Piecewise(selector, (Atom(3, frozenset()), Atom(3, frozenset())))
+    settled = Settled((term,), now())
+    assert settled.is_current()
+    selector.coarse = Atom(2, frozenset())
+    assert not settled.is_current()
+
+
+def test_solving_again_enforces_what_has_changed(monkeypatch):
+    enforced = []
+    monkeypatch.setattr(scopes, "enforce", lambda scope: enforced.append(scope) or enforce(scope))
+    first, second = (Atom(2, frozenset()), Atom(3, frozenset())), (Atom(5, frozenset()),)
+    settled = {}
+    solve_scopes([first, second], settled)
+    enforced.clear()
+    solve_scopes([first, second], settled)
+    assert enforced == []
+    first[0].pin = Pin("fixed")
+    solve_scopes([first, second], settled)
+    assert enforced == [first]

@@ -98,9 +98,9 @@ def test_identities_tell_uniform_extents_by_their_size():
 def test_normal_forms_follow_changes():
     a, b, c = Atom(6), Atom(2), Atom(3)
     product = Product((a, Atom(5)))
-    assert next(leaves(product)) is a
+    assert leaves(product)[0] is a
     a.link = Product((b, c))
-    assert list(leaves(product))[:2] == [b, c]
+    assert leaves(product)[:2] == [b, c]
 
 
 def test_normal_forms_are_kept_until_an_atom_changes_that_they_need():
@@ -155,3 +155,11 @@ def test_normal_forms_belong_to_a_thread():
     assert mine._known
     forget_normal_forms()
     assert not mine._known
+
+
+def test_equal_terms_have_one_normal_form_and_one_identity():
+    a, b, c = Atom(2), Atom(3), Atom(5)
+    first, second = Product((a, Product((b, c)))), Product((Product((a, b)), c))
+    assert resolve(first) is resolve(second)
+    assert identity(resolve(first)) == identity(resolve(second))
+    assert identity(resolve(first)) != identity(resolve(Product((a, c, b))))

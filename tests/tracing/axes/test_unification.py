@@ -137,7 +137,7 @@ def test_children_keep_the_part_of_a_range():
 
 def test_a_long_sum_is_added_up_once_when_it_is_cut(monkeypatch):
     term, added = Sum(tuple(Atom(2) for _ in range(50))), []
-    size = Sum.size.fget
+    size = Sum.size.func
     monkeypatch.setattr(Sum, "size", property(lambda self: (added.append(self), size(self))[1]))
     pieces = cut(term, range(1, 100, 2))
     assert len(added) == 1

@@ -21,6 +21,9 @@ from onebasin.tracing.axes.terms import (
     follow_links,
     forms,
     identity,
+    leaves,
+    now,
+    of_coordinates,
     parents_of,
     resolve,
     restrict,
@@ -30,7 +33,7 @@ from onebasin.tracing.axes.unification import is_fixed, join_parts
 
 _NOT_ALIGNED = Pin("segments of an axis are treated alike")
 
-Context = tuple[Atom | Piecewise, frozenset[Atom], frozenset[tuple]]
+Context = tuple[Atom | Piecewise, frozenset[Atom], frozenset[int]]
 """An atom or a piecewise term of a scope, the atoms that it may depend on there, and the keys of the terms beside it."""
 
 
@@ -54,25 +57,32 @@ def enforce(axes: Axes) -> bool:
     return changed
 
 
-def solve_scopes(scopes: Iterable[Axes]) -> None:
+def solve_scopes(scopes: Iterable[Axes], settled: dict[int, Settled] | None = None) -> None:
     """Enforce all scopes until nothing changes, then choose the parents of the atoms that no scope restricted.
 
     Such an atom depends on all that stands beside it everywhere.
+
+    Args:
+        scopes: the scopes.
+        settled: by the identity of a scope, what it was when it was last enforced; this is updated.
     """
+    settled = {} if settled is None else settled
     scopes = list({tuple(identity(resolve(axis)) for axis in scope): scope for scope in scopes}.values())
-    _enforce_all(scopes)
+    _enforce_all(scopes, settled)
     contexts: dict[Atom, frozenset[Atom]] = {}
     for scope in scopes:
+        if all(atom.parents is not None for axis in scope for atom in leaves(axis)):
+            continue
         for found, context, _ in _iterate_contexts(scope):
             if isinstance(found, Atom) and found.parents is None:
                 contexts[found] = contexts.get(found, context) & context
     for atom in sorted(contexts, key=lambda a: a.number):
         known = frozenset(p for p in contexts[atom] if p.size > 1 and p.parents is not None)
         atom.parents = _close(frozenset(p for p in known if atom not in _ancestors(p)))
-    _enforce_all(scopes)
+    _enforce_all(scopes, settled)
 
 
-def _enforce_all(scopes: list[Axes]) -> None:
+def _enforce_all(scopes: list[Axes], settled: dict[int, Settled]) -> None:
     """Enforce scopes until nothing changes.
 
     This ends, because a measure falls with every change: the multiset of the free atoms, each with its size and the sizes of
@@ -83,7 +93,56 @@ def _enforce_all(scopes: list[Axes]) -> None:
     while changed:
         changed = False
         for scope in scopes:
+            if id(scope) in settled and settled[id(scope)].is_current():
+                continue
+            time = now()
             changed = enforce(scope) or changed
+            settled[id(scope)] = Settled(scope, time)
+
+
+class Settled:
+    """What a scope was when it was enforced: as long as that is the same, enforcing it again changes nothing.
+
+    Args:
+        scope: the axes.
+        time: before they were enforced.
+    """
+
+    def __init__(self, scope: Axes, time: int):
+        self.scope = scope  # held, so that its identity stays its own
+        self._time = time
+        self._atoms: set[Atom] = set()  # that it depends on
+        terms = {id(term): term for axis in scope for term in _iterate_selectors(resolve(axis))}
+        self._forms = [(term, resolve(term)) for term in (*scope, *terms.values())]
+        pending = [atom for term, form in self._forms for atom in (*leaves(form), follow_links(term), term)]
+        while pending:
+            atom = pending.pop()
+            if not isinstance(atom, Atom) or atom in self._atoms:
+                continue
+            self._atoms.add(atom)
+            pending += [*(atom.parents or ()), atom.link, atom.coarse]
+            if atom.covers is not None:
+                pending += leaves(atom.covers)
+            if isinstance(atom.link, Product):
+                pending += atom.link.factors
+
+    def is_current(self) -> bool:
+        """Whether nothing that it depends on has changed since."""
+        if any(atom.changed > self._time for atom in self._atoms):
+            return False
+        return all(resolve(term) is form for term, form in self._forms)
+
+
+def _iterate_selectors(term: AxisTerm) -> Iterator[Atom]:
+    """Yield the selectors of the piecewise parts of a resolved term."""
+    match term:
+        case Piecewise(selector, children):
+            yield selector
+            for child in children:
+                yield from _iterate_selectors(child)
+        case Product(children) | Sum(children):
+            for child in children:
+                yield from _iterate_selectors(child)
 
 
 def _is_independent(term: AxisTerm) -> bool:
@@ -106,7 +165,8 @@ def _iterate_contexts(axes: Axes) -> Iterator[Context]:
             beside = frozenset(identity(t) for j, t in enumerate(terms) if j != i)
             elsewhere = frozenset(a for a, n in total.items() if n > count[a])
             repeated = frozenset(a for a, n in count.items() if n > 1)
-            yield from _visit(term, frozenset(), outside, beside, (repeated, elsewhere))
+            if not _is_independent(term):
+                yield from _visit(term, frozenset(), outside, beside, (repeated, elsewhere))
 
 
 def _branches(axes: Axes) -> Iterator[Axes]:
@@ -127,10 +187,10 @@ def _visit(
     term: AxisTerm,
     inside: frozenset[Atom],
     outside: frozenset[Atom],
-    beside: frozenset[tuple],
+    beside: frozenset[int],
     ambiguous: tuple[frozenset[Atom], frozenset[Atom]],
 ) -> Iterator[Context]:
-    """Yield the contexts of a resolved term that may depend on atoms inside and outside of its own axis.
+    """Yield the contexts of the parts of a resolved term that may depend on atoms inside and outside of its own axis.
 
     Some atoms are ambiguous: those that are repeated in the axis, and those that other axes have too. Of the former it
     cannot be told which coordinate is meant. One of the latter is a parent only of the factors that follow it: (heads units,
@@ -143,18 +203,21 @@ def _visit(
         case Product(children):
             inside |= _covered(term) - repeated - elsewhere
             for i, child in enumerate(children):
-                others = frozenset(identity(c) for j, c in enumerate(children) if j != i)
-                yield from _visit(child, inside, outside, beside | others, ambiguous)
+                if not _is_independent(child):
+                    others = frozenset(identity(c) for j, c in enumerate(children) if j != i)
+                    yield from _visit(child, inside, outside, beside | others, ambiguous)
                 inside |= _covered(child) - repeated
         case Sum(children):
             for child in children:
-                yield from _visit(child, inside, outside, beside, ambiguous)
+                if not _is_independent(child):
+                    yield from _visit(child, inside, outside, beside, ambiguous)
         case Piecewise(_, children):
             yield term, inside | outside, beside
             for child in children:
                 yield from _visit(child, inside, outside, beside, ambiguous)
 
 
+@of_coordinates
 def _covered(term: AxisTerm) -> frozenset[Atom]:
     """The atoms that have a coordinate at every position of a resolved term."""
     match term:
@@ -168,6 +231,7 @@ def _covered(term: AxisTerm) -> frozenset[Atom]:
     return frozenset()
 
 
+@of_coordinates
 def _count(term: AxisTerm) -> Counter[Atom]:
     """How many coordinates each atom has at a position of a resolved term, at most."""
     match term:

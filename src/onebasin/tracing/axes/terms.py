@@ -12,16 +12,23 @@ operation restricts them: an axis of a parameter may depend on any other axis of
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from onebasin.symmetries import Pin
 from onebasin.symmetries.layout import Product, Sum
 
 _numbers = itertools.count()
+_changes = itertools.count()
+
+
+def now() -> int:
+    """A count of the changes of atoms: what changes later has a larger one."""
+    return next(_changes)
 
 
 class Atom:
@@ -39,9 +46,10 @@ class Atom:
         covers: for rows of which each belongs to one entry of another axis (a token to its expert), that axis: what stands
             beside the rows may depend on it.
         number: atoms are numbered in the order in which they are made.
+        changed: when an attribute was set last, as `now` counts.
     """
 
-    __slots__ = ("coarse", "covers", "is_scrambled", "link", "number", "parents", "pin", "size")
+    __slots__ = ("changed", "coarse", "covers", "is_scrambled", "link", "number", "parents", "pin", "size")
 
     def __init__(
         self, size: int, parents: frozenset[Atom] | None = None, pin: Pin | None = None, is_scrambled: bool = False
@@ -59,7 +67,10 @@ class Atom:
         # Pinned and scrambled atoms, and those with fewer parents, have the normal form they had: less is split by a cut.
         if name in ("link", "coarse") or (name == "parents" and value and not value <= self._known_parents):
             _thread.normal_forms.forget(self)
+        elif value and name in ("is_scrambled", "covers"):
+            _thread.normal_forms.forget_coordinates()
         object.__setattr__(self, name, value)
+        object.__setattr__(self, "changed", next(_changes))
 
     @property
     def _known_parents(self) -> frozenset[Atom]:
@@ -107,20 +118,53 @@ class _NormalForms:
     """The normal forms of terms, each until an atom changes that it was found from.
 
     Forms are found from atoms and from forms of other terms, so a change is passed on from each to those found from it.
+    Terms that are made on the way are kept and shared: to find a form again takes only the parts that have changed.
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[AxisTerm, AxisTerm]] = {}  # holds the term too, so that its identity stays its own
-        self._dependents: dict[int, set[int]] = {}  # by identity of an atom or a term: of the terms whose forms need it
-        self._current: list[int] = []  # identities of the terms whose forms are being found, outermost first
+        self._shared: dict[tuple, AxisTerm] = {}  # by kind and identities of the children, which it holds
+        self._keys: dict[int, tuple[AxisTerm, int]] = {}  # of `identity`, by identity of a term, which it holds
+        self._numbers: dict[tuple, int] = {}  # for the kind of a term and the keys of its children, its own key
+        self._known: dict[int, tuple[AxisTerm, Any]] = {}  # holds the term too, so that its identity stays its own
+        self._dependents: dict[int, set[int]] = {}  # by identity of an atom or key of a result: keys of what needs it
+        self._current: list[int] = []  # keys of what is being found, outermost first
         self._outdated: set[int] = set()  # those of them whose forms read an atom that has changed since
 
+        self.coordinates: dict[tuple[Any, int], tuple[AxisTerm, Any]] = {}  # see `of_coordinates`
+
     def clear(self) -> None:
-        self._known.clear()
-        self._dependents.clear()
+        self.__init__()
+
+    def forget_coordinates(self) -> None:
+        """Forget what depends on which atoms are scrambled, because one is."""
+        self.coordinates.clear()
+
+    def share(self, kind: type, children: tuple[AxisTerm, ...], *selector: Atom) -> AxisTerm:
+        """A term of this kind with these children; the same one as the last time."""
+        key = (kind, *map(id, selector), *map(id, children))
+        found = self._shared.get(key)
+        if found is None:
+            found = self._shared[key] = kind(*selector, children)
+        return found
+
+    def number(self, term: AxisTerm) -> int:
+        """See `identity`."""
+        if isinstance(term, Atom):
+            return term.number
+        known = self._keys.get(id(term))
+        if known is not None:
+            return known[1]
+        match term:
+            case Product(children) | Sum(children) | Piecewise(_, children):
+                key = (type(term), *map(self.number, children))
+            case Uniform(size):
+                key = (Uniform, size)
+        number = self._numbers.setdefault(key, -1 - len(self._numbers))  # atoms have the numbers from zero
+        self._keys[id(term)] = term, number
+        return number
 
     def read(self, needed: AxisTerm) -> None:
-        """Say that the form that is being found depends on an atom, or on the form of another term."""
+        """Say that the form that is being found depends on an atom."""
         if self._current:
             self._dependents.setdefault(id(needed), set()).add(self._current[-1])
 
@@ -134,18 +178,27 @@ class _NormalForms:
                 pending.append(term)
 
     def find(self, term: AxisTerm) -> AxisTerm:
-        self.read(term)
-        known = self._known.get(id(term))
+        """The normal form of a term that is no atom."""
+        return self._remember(id(term), term, _resolve)
+
+    def find_leaves(self, term: AxisTerm) -> tuple[Atom | Uniform, ...]:
+        """The leaves of a resolved term that is no atom."""
+        return self._remember(~id(term), term, _list_leaves)
+
+    def _remember(self, key: int, term: AxisTerm, compute: Callable[[Any], Any]) -> Any:
+        if self._current:
+            self._dependents.setdefault(key, set()).add(self._current[-1])
+        known = self._known.get(key)
         if known is not None:
             return known[1]
-        self._outdated.discard(id(term))
-        self._current.append(id(term))
+        self._outdated.discard(key)
+        self._current.append(key)
         try:
-            result = _resolve(term)
+            result = compute(term)
         finally:
             self._current.pop()
-        if id(term) not in self._outdated:
-            self._known[id(term)] = term, result
+        if key not in self._outdated:
+            self._known[key] = term, result
         return result
 
 
@@ -162,6 +215,29 @@ _thread = _Thread()
 def forget_normal_forms() -> None:
     """Release what the trace that has ended in this thread held."""
     _thread.normal_forms.clear()
+
+
+Found = TypeVar("Found")
+
+
+def of_coordinates(function: Callable[[AxisTerm], Found]) -> Callable[[AxisTerm], Found]:
+    """Remember what a function finds of a resolved term whose result depends on its atoms and on which are scrambled.
+
+    Nothing is remembered of rows that belong to entries of another axis: that axis may change.
+    """
+
+    @functools.wraps(function)
+    def find(term: AxisTerm) -> Found:
+        known = _thread.normal_forms.coordinates
+        found = known.get((find, id(term)))
+        if found is None:
+            result = function(term)
+            if not (isinstance(term, Atom) or any(atom.covers is not None for atom in leaves(term))):
+                known[find, id(term)] = term, result
+            return result
+        return found[1]
+
+    return find
 
 
 def resolve(term: AxisTerm) -> AxisTerm:
@@ -187,12 +263,12 @@ def _resolve(term: AxisTerm) -> AxisTerm:
             return _resolve_product(term)
         case Sum():
             parts = _flatten_sum(term)
-            return parts[0] if len(parts) == 1 else Sum(tuple(parts))
+            return parts[0] if len(parts) == 1 else _thread.normal_forms.share(Sum, tuple(parts))
         case Piecewise():
             parts = [resolve(p) for p in term.parts]
             varying = {identity(p): p for p in parts if not isinstance(p, Uniform)}
             if len(varying) > 1:
-                return Piecewise(term.selector, tuple(parts))
+                return _thread.normal_forms.share(Piecewise, tuple(parts), term.selector)
             return next(iter(varying.values()), parts[0])  # what is uniform fits every term
     return term
 
@@ -211,14 +287,9 @@ def _flatten_sum(term: Sum) -> list[AxisTerm]:
     return parts
 
 
-def identity(term: AxisTerm) -> tuple:
+def identity(term: AxisTerm) -> int:
     """A key that two resolved terms share if they are equal."""
-    match term:
-        case Product(children) | Sum(children) | Piecewise(_, children):
-            return (type(term).__name__, *map(identity, children))
-        case Uniform(size):
-            return ("Uniform", size)
-    return (id(term),)
+    return _thread.normal_forms.number(term)
 
 
 def follow_links(term: AxisTerm) -> AxisTerm:
@@ -235,6 +306,7 @@ def follow_links(term: AxisTerm) -> AxisTerm:
 
 
 def _resolve_product(term: Product) -> AxisTerm:
+    share = _thread.normal_forms.share
     flat: list[AxisTerm] = []
     pending = list(term.factors)
     while pending:
@@ -252,21 +324,18 @@ def _resolve_product(term: Product) -> AxisTerm:
         selector = factor if isinstance(factor, Atom) else None
         if selector and any(selects(f, selector) for f in flat[:i]):
             continue  # interleaved: an outer factor depends on this one
-        spread = resolve(Sum(tuple(_spread(total, selector, flat[i + 1 :]))))
-        return spread if i == 0 else Product((*(resolve(f) for f in flat[:i]), spread))
-    done = [resolve(f) for f in flat]
-    return done[0] if len(done) == 1 else Product(tuple(done))
+        spread = resolve(share(Sum, tuple(_spread(total, selector, flat[i + 1 :]))))
+        return spread if i == 0 else share(Product, (*(resolve(f) for f in flat[:i]), spread))
+    done = tuple(resolve(f) for f in flat)
+    return done[0] if len(done) == 1 else share(Product, done)
 
 
-def _spread(total: Sum, selector: Atom | None, others: list[AxisTerm]) -> Iterator[Product]:
-    """Yield the parts of a sum, each times the other factors inside of it. Many parts may be single entries, and alike."""
-    single: dict[tuple[int, ...], Product] = {}
+def _spread(total: Sum, selector: Atom | None, others: list[AxisTerm]) -> Iterator[AxisTerm]:
+    """Yield the parts of a sum, each times the other factors inside of it."""
+    share = _thread.normal_forms.share
     for number, part in enumerate(total.parts):
         inside = tuple(restrict(f, selector, number) if selector else f for f in others)
-        if part.size > 1:
-            yield Product((part, *inside))
-        else:
-            yield single.setdefault(tuple(map(id, inside)), Product(inside))
+        yield share(Product, (part, *inside) if part.size > 1 else inside)
 
 
 def selects(term: AxisTerm, selector: Atom) -> bool:
@@ -284,7 +353,7 @@ def same_selector(first: Atom, second: Atom) -> bool:
     return first is second or not forms(first).isdisjoint(forms(second))
 
 
-def forms(selector: Atom) -> set[tuple]:
+def forms(selector: Atom) -> set[int]:
     """Keys of a cut atom and of its coarse forms, as they are now."""
     found = {identity(resolve(selector))}
     _thread.normal_forms.read(selector)
@@ -304,11 +373,10 @@ def restrict(term: AxisTerm, selector: Atom, part: int) -> AxisTerm:
         case Piecewise():
             if same_selector(term.selector, selector) and len(term.parts) > part:
                 return restrict(term.parts[part], selector, part)
-            return Piecewise(term.selector, tuple(restrict(p, selector, part) for p in term.parts))
-        case Product(children):
-            return Product(tuple(restrict(c, selector, part) for c in children))
-        case Sum(children):
-            return Sum(tuple(restrict(c, selector, part) for c in children))
+            parts = tuple(restrict(p, selector, part) for p in term.parts)
+            return _thread.normal_forms.share(Piecewise, parts, term.selector)
+        case Product(children) | Sum(children):
+            return _thread.normal_forms.share(type(term), tuple(restrict(c, selector, part) for c in children))
     return term
 
 
@@ -348,16 +416,14 @@ def parents_of(atom: Atom) -> frozenset[Atom]:
     return frozenset(found)
 
 
-def leaves(term: AxisTerm) -> Iterator[Atom]:
-    """Yield the atoms of a term, outermost and leftmost first."""
-    for leaf in _iterate_leaves(resolve(term)):
-        if isinstance(leaf, Atom):
-            yield leaf
+def leaves(term: AxisTerm) -> list[Atom]:
+    """The atoms of a term, outermost and leftmost first."""
+    return [leaf for leaf in _leaves(term) if isinstance(leaf, Atom)]
 
 
 def has_uniform_parts(term: AxisTerm) -> bool:
     """Whether a tensor is constant along a part of a term."""
-    return any(isinstance(leaf, Uniform) for leaf in _iterate_leaves(resolve(term)))
+    return any(isinstance(leaf, Uniform) for leaf in _leaves(term))
 
 
 def has_piecewise_parts(term: AxisTerm) -> bool:
@@ -372,7 +438,16 @@ def has_piecewise_parts(term: AxisTerm) -> bool:
 
 def is_filled(term: AxisTerm) -> bool:
     """Whether a part of a term is an extent that was filled with one number."""
-    return any(isinstance(leaf, Uniform) and not leaf.repeats for leaf in _iterate_leaves(resolve(term)))
+    return any(isinstance(leaf, Uniform) and not leaf.repeats for leaf in _leaves(term))
+
+
+def _leaves(term: AxisTerm) -> tuple[Atom | Uniform, ...]:
+    found = resolve(term)
+    return (found,) if isinstance(found, (Atom, Uniform)) else _thread.normal_forms.find_leaves(found)
+
+
+def _list_leaves(term: AxisTerm) -> tuple[Atom | Uniform, ...]:
+    return tuple(_iterate_leaves(term))
 
 
 def _iterate_leaves(term: AxisTerm) -> Iterator[Atom | Uniform]:
