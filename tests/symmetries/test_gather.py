@@ -27,9 +27,10 @@ def test_tiles_and_threads(tile_bytes, thread_bytes, monkeypatch):
     monkeypatch.setattr(module, "_TILE_BYTES", tile_bytes)
     monkeypatch.setattr(module, "_THREAD_BYTES", thread_bytes)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    tensor = torch.randn(37, 41)
     rows, columns = torch.randperm(37), torch.randperm(41)
-    assert torch.equal(gather(tensor, (rows, columns)), tensor[rows][:, columns])
+    for tensor in (torch.randn(37, 41), torch.randn(37, 41, 3, 3)):
+        rest = (None,) * (tensor.dim() - 2)
+        assert torch.equal(gather(tensor, (rows, columns, *rest)), tensor[rows][:, columns])
 
 
 def test_threads_know_of_inference_mode(monkeypatch):
