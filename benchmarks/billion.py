@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 import onebasin as ob
+from benchmarks.architectures import declare_torchvision_operators
+from benchmarks.measuring import find_commit
 from onebasin.checkpoints import Checkpoint, fit_names, open_checkpoint, write_checkpoint
 from onebasin.checkpoints.checkpoint import FileLayout
 
@@ -33,6 +35,7 @@ _SHARD_BYTES = 5 * 10**8
 
 def make_symmetry(config: dict[str, Any]) -> tuple[ob.Symmetry, dict[str, Tensor]]:
     """The symmetry, traced on the meta device, and the state as meta tensors."""
+    declare_torchvision_operators()
     from transformers import LlamaConfig, LlamaForCausalLM
 
     with torch.device("meta"):
@@ -87,6 +90,7 @@ def peak_gigabytes() -> float:
 def run(folder: Path, device: str, noise: float, seed: int, layers: int) -> dict[str, Any]:
     """Write, align, apply, merge, compare; a record of what each took."""
     record: dict[str, Any] = {
+        "commit": find_commit(),
         "device": device,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
