@@ -114,6 +114,45 @@ def print_summary(records: list[Record]) -> None:
         print(f"| {network} | " + " | ".join(cells) + " |")
 
 
+COMPARED = {
+    "ours by default": "ours, Sinkhorn",
+    "ours by the descent": "ours, descent alone",
+    "authors' descent": "authors",
+}
+"""The columns of the comparison. Of copies the default does not descend: the copy detector finds them."""
+
+
+def print_comparison(records: list[Record]) -> None:
+    """Copies, like with like: our descent beside the authors', and what the default, which finds copies at once, takes."""
+    copies = [record for record in records if record["task"] == "copy"]
+    kind = _kind_of_seconds(copies)
+    header = ["network", "ours by default (copy detector)", *list(COMPARED)[1:], "authors' descent / ours by the descent"]
+    print("\n| " + " | ".join(header) + " |\n|" + "---|" * len(header))
+    for network in dict.fromkeys(record["network"] for record in copies):
+        found = [_find_last(copies, network, solver) for solver in COMPARED.values()]
+        cells = [_compare(record, kind) for record in found]
+        done = [record for record in found[1:] if record is not None and "failed" not in record]
+        cells.append(f"{done[1][kind] / done[0][kind]:.2g}" if len(done) == 2 else "")
+        print(f"| {network} | " + " | ".join(cells) + " |")
+
+
+def _find_last(records: Iterable[Record], network: str, solver: str) -> Record | None:
+    found = [r for r in records if (r["network"], r["solver"]) == (network, solver)]
+    return found[-1] if found else None
+
+
+def _compare(record: Record | None, kind: str) -> str:
+    """Warm seconds, seconds of the first run, memory and the commit; words where there are no numbers."""
+    if record is None:
+        return "not run"
+    if "failed" in record:
+        return record["failed"].replace("|", "/")[:50]
+    wrong = "" if record["exact"] else "not exact, "
+    cold = f"{record['first_seconds']:.2g} s" if record.get("first_seconds") is not None else "not recorded"
+    size = f"{record['bytes'] / 2**20:.0f} MiB"
+    return f"{wrong}{record[kind]:.2g} s, first run {cold}, {size} ({record.get('commit', 'commit unknown')})"
+
+
 def _kind_of_seconds(records: Iterable[Record]) -> str:
     """On the CPU those of the processor: the clock also counts what others do there."""
     return "cpu_seconds" if all(record.get("device") == "cpu" for record in records) else "seconds"
@@ -159,6 +198,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="draw the copies into this file")
     options = parser.parse_args()
     records = load_records(options.records)
+    print_comparison(records)
     print_tables(records)
     print_summary(records)
     if options.plot:

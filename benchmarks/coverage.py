@@ -32,6 +32,7 @@ from benchmarks.architectures import LIBRARIES, Architecture, Example, NotMade
 from benchmarks.coverage_oracle import calls_to_check, check
 from benchmarks.coverage_tables import Record, cells, markdown, row, summary
 from benchmarks.isolated_processes import Report, run_isolated
+from benchmarks.measuring import find_commit
 
 ROOT = Path(__file__).parents[1]
 _BATCH = 2
@@ -187,7 +188,7 @@ class Book:
     """The record of a folder: rows are kept from run to run, and replaced as they are measured again."""
 
     def __init__(self, folder: Path, code: str):
-        self.folder, self.code = folder, code
+        self.folder, self.code, self.commit = folder, code, find_commit()
         path = folder / "coverage.json"
         known = json.loads(path.read_text())["records"] if path.exists() else []
         self.rows: dict[tuple[str, str], Record] = {(r["library"], r["name"]): r for r in known}
@@ -200,7 +201,7 @@ class Book:
         """Keep a row, with what is known of a peer."""
         key = (record["library"], record["name"])
         peer = self.rows.get(key, {}).get("peer")
-        self.rows[key] = {**record, "code": self.code, **({"peer": peer} if peer else {})}
+        self.rows[key] = {**record, "code": self.code, "commit": self.commit, **({"peer": peer} if peer else {})}
         self.write_record()
 
     def keep(self, architectures: list[Architecture]) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 import onebasin as ob
 from benchmarks.align import list_jobs
-from benchmarks.align_tables import print_tables
+from benchmarks.align_tables import print_comparison, print_tables
 from benchmarks.plain_matching import match_plainly
 from benchmarks.solvers import COPY_SOLVERS, PAIR_SOLVERS, Task, judge, run
 
@@ -78,3 +78,20 @@ def test_ratios_are_to_the_same_kind_of_method(capsys):
     assert rows["authors"][-4:] == ["12.0", "24.0", "4.0", "1.0"]
     assert rows["authors"][-5] == "no"
     assert rows["rebasin"][2] == "no / luck"
+
+
+def test_a_descent_is_compared_with_a_descent(capsys):
+    base = {"task": "copy", "device": "cpu", "bytes": 2**20, "exact": True, "commit": "abc"}
+    print_comparison([
+        {**base, "network": "mlp", "solver": "ours, Sinkhorn", "cpu_seconds": 1.0, "first_seconds": 1.5},
+        {**base, "network": "mlp", "solver": "ours, descent alone", "cpu_seconds": 8.0, "first_seconds": 9.0},
+        {**base, "network": "mlp", "solver": "authors", "cpu_seconds": 4.0, "exact": False},
+        {**base, "network": "vgg", "solver": "authors", "failed": "no | luck"},
+    ])  # fmt: skip
+    lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.strip().splitlines()]
+    assert "copy detector" in lines[0][1]
+    assert lines[2] == [
+        "mlp", "1 s, first run 1.5 s, 1 MiB (abc)", "8 s, first run 9 s, 1 MiB (abc)",
+        "not exact, 4 s, first run not recorded, 1 MiB (abc)", "0.5",
+    ]  # fmt: skip
+    assert lines[3][:4] == ["vgg", "not run", "not run", "no / luck"]

@@ -14,6 +14,7 @@ from benchmarks.coverage import Book, is_bad, run
 from benchmarks.coverage_oracle import calls_to_check, check
 from benchmarks.coverage_tables import markdown, row, summary
 from benchmarks.isolated_processes import run_isolated
+from benchmarks.measuring import find_commit
 
 SMALL = {a.name: a for a in small_architectures()}
 
@@ -79,6 +80,7 @@ def test_a_run_goes_on_where_it_was(records, tmp_path):
     assert book.has(SMALL["MLP"])
     assert not book.has(SMALL["GRU cell"])
     assert not Book(tmp_path, "other code").has(SMALL["MLP"])
+    assert [row["commit"] for row in book.records] == [find_commit()] * len(book.records)
     book.keep([SMALL["GRU cell"]])
     assert book.records == []
 
