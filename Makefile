@@ -41,7 +41,7 @@ coverage: .venv-coverage/installed
 .venv-coverage/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-coverage
 	.venv-coverage/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch torchvision
-	.venv-coverage/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[hf,timm,cli]' diffusers torch_geometric peft
+	.venv-coverage/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[diffusers,timm,cli]' torch_geometric peft
 	touch $@
 
 # Likewise: Avalanche brings half a gigabyte with it.

@@ -81,3 +81,23 @@ def test_other_names_are_not_taken_for_these():
     assert not is_kohya(lora)
     assert not is_kohya([])
     assert not is_kohya([*OTHER, "lora_unet_x.hada_w1_a"])
+
+
+def test_a_pipeline_has_several_networks():
+    axes = {
+        "unet.conv.weight": "h i", "text_encoder.encoder.fc1.weight": "k i", "text_encoder_2.encoder.fc1.weight": "l i"
+    }  # fmt: skip
+    symmetry = ob.Symmetry.from_axes(axes, ["h", "k", "l"]).bind({key: torch.zeros(4, 3) for key in axes})
+    lora = {
+        "lora_unet_conv.lora_up.weight": torch.zeros(4, 2),
+        "lora_te1_text_model_encoder_fc1.lora_up.weight": torch.zeros(4, 2),
+        "lora_te2_text_model_encoder_fc1.lora_down.weight": torch.zeros(2, 3),
+    }
+    found = translate_names(symmetry, lora)
+    assert list(found.names.values()) == [
+        "unet.conv.lora_B.weight", "text_encoder.encoder.fc1.lora_B.weight", "text_encoder_2.encoder.fc1.lora_A.weight"
+    ]  # fmt: skip
+    assert found.other_networks == ()
+    twice = {"lora_te_encoder_fc1.lora_up.weight": torch.zeros(4, 2), **lora}
+    with pytest.raises(ValueError, match="lora_te and lora_unet and lora_te1 and lora_te2 both fit"):
+        translate_names(symmetry, twice)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from onebasin.tensors.states import LazyState
+
+_Entry = TypeVar("_Entry")
 
 # In the order in which `from_pretrained` looks for them.
 WEIGHT_FILES = (
@@ -22,6 +25,7 @@ WEIGHT_FILES = (
     "adapter_model.bin",
     "diffusion_pytorch_model.safetensors",
     "diffusion_pytorch_model.safetensors.index.json",
+    "diffusion_pytorch_model.bin",
 )
 TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
 SAFETENSORS_TYPES = {
@@ -46,6 +50,8 @@ class FileLayout:
         extras: in a PyTorch file, entries of the state dict that are no tensors.
         read_others: returns the entries of a PyTorch file beside the container.
         metadata: for each safetensors file, the metadata in its header.
+        parts: of a pipeline, the layout of each part by its name, which is that of its folder. In `files` the names of
+            tensors then begin with that of their part. Parts such as a tokenizer have no weight files.
     """
 
     path: Path
@@ -55,6 +61,7 @@ class FileLayout:
     extras: Mapping[str, Any] = field(default_factory=dict)
     read_others: Callable[[], Mapping[Any, Any]] = dict
     metadata: Mapping[Path, Mapping[str, str]] = field(default_factory=dict)
+    parts: Mapping[str, FileLayout] = field(default_factory=dict)
 
     @property
     def is_folder(self) -> bool:
@@ -63,8 +70,18 @@ class FileLayout:
 
     @property
     def hugging_face_folder(self) -> Path | None:
-        """The folder, if there is one and it has a configuration."""
-        return self.path if self.path.is_dir() and (self.path / "config.json").is_file() else None
+        """The folder, if there is one and it has a configuration, or is a pipeline."""
+        has_configuration = bool(self.parts) or (self.path / "config.json").is_file()
+        return self.path if self.path.is_dir() and has_configuration else None
+
+    @property
+    def weight_files(self) -> dict[str, Path]:
+        """The weight files and indices of shards, by their places in the folder that a copy of this is."""
+        if self.parts:
+            return {
+                f"{name}/{place}": file for name, part in self.parts.items() for place, file in part.weight_files.items()
+            }
+        return {file.name: file for file in (*self.files, *([self.index] if self.index is not None else []))}
 
 
 @dataclass(frozen=True)
@@ -132,3 +149,56 @@ class Checkpoint(LazyState):
     def dtypes(self) -> list[str]:
         """The names of the types of its tensors."""
         return list(dict.fromkeys(str(value.dtype).removeprefix("torch.") for value in self.shapes.values()))
+
+
+def join_parts(layout: FileLayout, parts: Mapping[str, Checkpoint]) -> Checkpoint:
+    """The models of a pipeline as one checkpoint, in which the names of tensors begin with that of their part.
+
+    Args:
+        layout: of the whole.
+        parts: the checkpoints by the names of their parts.
+    """
+    keys = {f"{name}.{key}": (part, key) for name, part in parts.items() for key in part}
+    is_renamed = any(part.original is not part for part in parts.values())
+    return Checkpoint(
+        {joined: part.shapes[key] for joined, (part, key) in keys.items()},
+        lambda joined: keys[joined][0][keys[joined][1]],
+        layout,
+        {f"{name}.{key}": f"{name}.{own}" for name, part in parts.items() for key, own in part.names.items()},
+        tuple(f"{name}: {note}" for name, part in parts.items() for note in part.notes),
+        join_parts(layout, {name: part.original for name, part in parts.items()}) if is_renamed else None,
+        tuple(
+            replace(
+                each,
+                names=tuple(f"{name}.{own}" for own in each.names),
+                keys=tuple(f"{name}.{key}" for key in each.keys),
+            )
+            for name, part in parts.items()
+            for each in part.conversions
+        ),
+    )
+
+
+def split_parts(checkpoint: Checkpoint) -> dict[str, Checkpoint]:
+    """The models of a pipeline that was just opened, each as a checkpoint of its own; none if it is no pipeline."""
+    found = {}
+    for name, layout in checkpoint.layout.parts.items():
+        if layout.files:
+            notes = [note.removeprefix(f"{name}: ") for note in checkpoint.notes if note.startswith(f"{name}: ")]
+            read = functools.partial(_read_part, checkpoint, name)
+            found[name] = Checkpoint(take_part(checkpoint.shapes, name), read, layout, notes=tuple(notes))
+    return found
+
+
+def _read_part(checkpoint: Checkpoint, name: str, key: str) -> Tensor:
+    return checkpoint[f"{name}.{key}"]
+
+
+def take_part(tensors: Mapping[str, _Entry], name: str) -> dict[str, _Entry]:
+    """Those entries whose names begin with that of a part, without it.
+
+    >>> take_part({"unet.conv.weight": 1, "vae.conv.weight": 2}, "unet")
+    {'conv.weight': 1}
+    """
+    start = f"{name}."
+    return {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}

@@ -40,8 +40,8 @@ class CompanionFiles:
     """The entries of a folder that are not the weights that were read.
 
     Attributes:
-        copied: by name, the regular file to copy; for a link of the Hugging Face cache, the blob.
-        left: by name, why an entry is not copied.
+        copied: by its place in the folder, the regular file to copy; for a link of the Hugging Face cache, the blob.
+        left: by its place, why an entry is not copied.
         num_bytes: of all files to copy.
     """
 
@@ -60,22 +60,23 @@ class CompanionFiles:
 
 
 def find_companions(like: Checkpoint) -> CompanionFiles:
-    """The files to copy beside the weights of a checkpoint. No file is opened."""
+    """The files to copy beside the weights of a checkpoint, in a pipeline from every part. No file is opened."""
     if not like.path.is_dir():
         return CompanionFiles({}, {})
-    folder = like.path.resolve()
-    weights = {*(file.name for file in like.layout.files), *([like.layout.index.name] if like.layout.index else [])}
     found, left, num_bytes = {}, {}, 0
-    for entry in sorted(folder.iterdir()):
-        if entry.name in weights:
-            continue
-        file = _find_blob(folder, entry) if entry.is_symlink() else entry
-        reason = _explain(entry, file)
-        if file is None or reason:
-            left[entry.name] = reason
-        else:
-            found[entry.name] = file
-            num_bytes += file.lstat().st_size
+    for name in ("", *like.layout.parts):
+        folder = (like.path / name).resolve()
+        for entry in sorted(folder.iterdir()):
+            place = f"{name}/{entry.name}" if name else entry.name
+            if place in like.layout.weight_files or place in like.layout.parts:
+                continue
+            file = _find_blob(folder, entry) if entry.is_symlink() else entry
+            reason = _explain(entry, file)
+            if file is None or reason:
+                left[place] = reason
+            else:
+                found[place] = file
+                num_bytes += file.lstat().st_size
     ordered = sorted(left.items(), key=lambda item: item[1] == _ORDINARY)  # so that the odd ones are named first
     return CompanionFiles(found, dict(ordered), num_bytes)
 
@@ -99,6 +100,7 @@ def copy_companion(source: Path, target: Path) -> None:
         content = stream.read(MAX_COMPANION_BYTES + 1)
     if len(content) > MAX_COMPANION_BYTES:
         raise ValueError(f"{source} has become larger than {MAX_COMPANION_BYTES / 1e6:.0f} MB while the command ran")
+    target.parent.mkdir(exist_ok=True)  # of a part
     target.write_bytes(content)
 
 

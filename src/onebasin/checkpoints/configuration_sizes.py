@@ -6,6 +6,7 @@ tables that are computed take memory.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,8 +14,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-_LAYERS = re.compile(r"(num|n)_(\w+_)?(layers?|blocks|stages)|\w+_layers|layers|depths?")
-"""Names under which configurations of transformers keep numbers of layers."""
+_LAYERS = re.compile(r"(num|n)_(\w+_)?(layers?|blocks|stages)|\w+_layers|layers|depths?|(\w+_)?layers_per_\w+")
+"""Names under which configurations keep numbers of layers."""
+_ONE_FOR_EACH_BLOCK = ("block_types", "block_out_channels")
+"""Endings of the names of lists with an entry for each block, in configurations of diffusers."""
 _EXPERTS = re.compile(r"(\w+_)?(num|n)_(\w+_)?experts")
 _WIDTHS = re.compile(r"(\w+_)?(sizes?|dims?|channels)|d_\w+|n_embd|n_inner")
 """Of layers, of vocabularies, of images."""
@@ -58,7 +61,7 @@ def check_sizes(content: dict[str, Any], file: Path, tensors: Mapping[str, Tenso
     """
     longest = max((size for tensor in (tensors or {}).values() for size in tensor.shape), default=0)
     for name, number in _find_numbers(content):
-        limit = next((limit for limit in _LIMITS if limit.names.fullmatch(name)), None)
+        limit = _find_limit(name)
         if limit is None:
             continue
         if tensors is None:
@@ -98,12 +101,20 @@ def check_entries(model: nn.Module, file: Path, tensors: Mapping[str, Tensor] | 
         )
 
 
+@functools.lru_cache(maxsize=1000)
+def _find_limit(name: str) -> _Limit | None:
+    return next((limit for limit in _LIMITS if limit.names.fullmatch(name)), None)
+
+
 def _find_numbers(content: Any) -> Iterator[tuple[str, float]]:
-    """Every number in a configuration and in those inside it, with its name."""
-    remaining = [content]
+    """Every number in a configuration and in those inside it, with its name; and how many types of blocks there are."""
+    remaining = [("", content)]
     while remaining:
-        part = remaining.pop()
-        remaining += part if isinstance(part, list) else part.values() if isinstance(part, dict) else []
-        for name, value in part.items() if isinstance(part, dict) else ():
-            numbers = value if isinstance(value, list) else [value]
-            yield from ((name, each) for each in numbers if isinstance(each, int | float) and not isinstance(each, bool))
+        name, part = remaining.pop()
+        if isinstance(part, dict):
+            remaining += part.items()
+        elif isinstance(part, list):
+            remaining += [(name, each) for each in part]
+            yield from [("num_blocks", len(part))] if name.endswith(_ONE_FOR_EACH_BLOCK) else []
+        elif isinstance(part, int | float) and not isinstance(part, bool):
+            yield name, part

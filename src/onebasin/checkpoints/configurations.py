@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from onebasin.checkpoints.checkpoint import WEIGHT_FILES, Checkpoint
+from onebasin.checkpoints.diffusers_models import CLASS_ENTRY, fill_in, find_class
+from onebasin.checkpoints.pipeline_parts import find_parts, is_pipeline
 from onebasin.programs.isolation import quiet
 from onebasin.tensors.files import check_regular, read_json
 
@@ -20,6 +22,7 @@ _WITHOUT_EFFECT = (
     "_name_or_path",  # where the model came from
     "name_or_path",
     "transformers_version",  # what wrote the file
+    "_diffusers_version",
     "_attn_implementation_autoset",
     "torch_dtype",  # the type in which to load; the tensors have their own
     "dtype",
@@ -33,6 +36,7 @@ _VOCABULARIES = ("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "sp
 """Files that define a tokenizer, if there is no tokenizer.json."""
 _TOKENIZER_PARTS = ("model", "normalizer", "pre_tokenizer")
 """Entries of a tokenizer.json that decide which tokens a text is cut into. Vocabularies are compared by themselves."""
+_CONFIGURATION, _SCHEDULE = "config.json", "scheduler_config.json"
 _NUM_SHOWN = 5
 _MISSING = "not set"
 
@@ -47,14 +51,14 @@ def find_differences(checkpoints: Sequence[Checkpoint], model: str | None = None
     Raises:
         ValueError: if a file is damaged.
     """
-    folders = [Path(model)] if model is not None and (Path(model) / "config.json").is_file() else []
+    folders = [Path(model)] if model is not None and find_folder(Path(model)) is not None else []
     folders += [folder for checkpoint in checkpoints if (folder := find_folder(checkpoint.path)) is not None]
     if not folders:
         return []
     first, *others = dict.fromkeys(folders)
-    found = [compare_configurations(first, other) for other in others]
-    found += [compare_tokenizers(first, other) for other in others]
-    return [difference for some in found for difference in some]
+    found = [difference for other in others for difference in compare_configurations(first, other)]
+    pairs = [pair for other in others for pair in _pair_parts(first, other)]
+    return found + [difference for pair in pairs for difference in compare_tokenizers(*pair)]
 
 
 def find_differences_of_folders(first: Path, checkpoint: Path) -> list[str]:
@@ -79,23 +83,46 @@ def check_differences(differences: Sequence[str]) -> None:
 
 def find_folder(path: Path) -> Path | None:
     """The folder whose configuration belongs to a checkpoint: itself, or the one that it is the weight file of."""
+    if is_pipeline(path):
+        return path
     folder = path if path.is_dir() else path.parent
     is_known = path.is_dir() or path.name in WEIGHT_FILES
     return folder if is_known and (folder / "config.json").is_file() else None
 
 
 def compare_configurations(first: Path, second: Path) -> list[str]:
-    """The entries of two folders' ``config.json`` that differ, each with both values."""
-    contents = [_read_mapping(folder / "config.json", "configuration") for folder in (first, second)]
+    """The entries of two folders' ``config.json`` that differ, each with both values; in pipelines, those of all parts."""
+    if not is_pipeline(first) and not is_pipeline(second):
+        return _compare_files(first, second, _CONFIGURATION)
+    parts = [{name: part.class_name for name, part in find_parts(path).items() if part.is_moved} for path in (first, second)]
+    found = [_describe(name, pair, first, second) for name, pair in _differ(*parts).items()]
+    for pair in _pair_parts(first, second):
+        for name in (_CONFIGURATION, _SCHEDULE):
+            found += _compare_files(*pair, name) if all((folder / name).is_file() for folder in pair) else []
+    return found
+
+
+def _pair_parts(first: Path, second: Path) -> list[tuple[Path, Path]]:
+    """The folders of two pipelines that are the same part of both; two folders that are no pipelines are a pair."""
+    if not is_pipeline(first) or not is_pipeline(second):
+        return [(first, second)]
+    return [(first / name, second / name) for name in find_parts(first) if name in find_parts(second)]
+
+
+def _describe(name: str, values: tuple[Any, Any], first: Path, second: Path) -> str:
+    return f"{_show(name)} is {_show(values[0])} in {first} and {_show(values[1])} in {second}"
+
+
+def _compare_files(first: Path, second: Path, name: str) -> list[str]:
+    contents = [_read_mapping(folder / name, "configuration") for folder in (first, second)]
+    if name == _SCHEDULE:  # what a model predicts is its own matter, all else is how to use it
+        contents = [{key: content.get(key, "epsilon") for key in ("prediction_type",)} for content in contents]
     for content in contents:
         if isinstance(content.get("architectures"), list):
             content["architectures"] = sorted(map(str, content["architectures"]))
     if not _differ(*contents):
         return []
-    return [
-        f"{_show(key)} is {_show(left)} in {first} and {_show(right)} in {second}"
-        for key, (left, right) in _differ(*map(_fill_in, contents)).items()
-    ]
+    return [_describe(key, pair, first, second) for key, pair in _differ(*map(_fill_in, contents)).items()]
 
 
 def compare_tokenizers(first: Path, second: Path) -> list[str]:
@@ -134,9 +161,13 @@ def _differ(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tu
 
 
 def _fill_in(content: dict[str, Any]) -> dict[str, Any]:
-    """A configuration with the defaults of entries that are not set, if transformers is installed and knows the model."""
+    """A configuration with the defaults of entries that are not set, if its library is installed and knows the model."""
     try:
         with quiet():
+            if CLASS_ENTRY in content:
+                kind = find_class(importlib.import_module("diffusers"), content[CLASS_ENTRY])
+                filled = {CLASS_ENTRY: content[CLASS_ENTRY], **fill_in(content, kind)}
+                return json.loads(json.dumps(filled))  # lists in place of tuples
             known = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
             return known[content["model_type"]].from_dict(content).to_dict()
     except (

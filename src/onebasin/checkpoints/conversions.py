@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onebasin.checkpoints.checkpoint import Checkpoint, Conversion
+from onebasin.checkpoints.checkpoint import Checkpoint, Conversion, join_parts, split_parts
+from onebasin.checkpoints.diffusers_models import PipelineModel
 from onebasin.checkpoints.factories import build_on_cpu, build_on_meta
 from onebasin.checkpoints.tensor_names import fit_names
 from onebasin.tensors.states import find_ties
@@ -49,6 +50,8 @@ def fit_to_model(
         ValueError: naming the first tensor that does not fit.
     """
     model = build_on_meta(make)
+    if isinstance(model, PipelineModel):
+        ignore = [*ignore, *(f"{name}.*" for name in checkpoint.layout.parts if not hasattr(model, name))]
     converted = convert_names(checkpoint, model, ignore)
     unsaved = [key for key in list_unsaved(model) if key not in converted]
     made = build_on_cpu(make).state_dict() if unsaved else {}
@@ -70,6 +73,12 @@ def convert_names(checkpoint: Checkpoint, model: nn.Module, ignore: Collection[s
     Raises:
         ValueError: if tensors cannot be converted, or not without changing numbers.
     """
+    if isinstance(model, PipelineModel):
+        parts = split_parts(checkpoint)
+        for name, part in model.named_children():
+            own = [pattern.removeprefix(f"{name}.") for pattern in ignore if pattern.startswith((f"{name}.", "*"))]
+            parts |= {name: convert_names(parts[name], part, own)} if name in parts else {}
+        return join_parts(checkpoint.layout, parts)
     if not is_pretrained_model(model):
         return checkpoint
     names = [name for name in checkpoint if not any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore)]
@@ -93,6 +102,8 @@ def is_pretrained_model(model: nn.Module) -> bool:
 
 def list_unsaved(model: nn.Module) -> list[str]:
     """The tensors that a model of transformers makes itself and does not save, such as sinusoids of positions."""
+    if isinstance(model, PipelineModel):
+        return [f"{name}.{key}" for name, part in model.named_children() for key in list_unsaved(part)]
     unsaved: Any = model._keys_to_ignore_on_save if is_pretrained_model(model) else ()
     return [key for key in model.state_dict() if key in (unsaved or ())]
 

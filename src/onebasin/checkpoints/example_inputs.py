@@ -56,13 +56,13 @@ def _make_image(config: Any) -> Tensor:
     if isinstance(size, dict):
         size = [size.get("height", _USUAL_SIDE), size.get("width", _USUAL_SIDE)]
     height, width = size if isinstance(size, list | tuple) else (size, size)
-    return _draw(1, getattr(vision, "num_channels", 3), height, width)
+    return draw(1, getattr(vision, "num_channels", 3), height, width)
 
 
 def _make_features(config: Any) -> Tensor | None:
     """A spectrogram: of the whole length that the encoder has positions for, which Whisper insists on."""
     bins, positions = (getattr(config, name, None) for name in ("num_mel_bins", "max_source_positions"))
-    return _draw(1, bins, 2 * positions) if bins and positions else None
+    return draw(1, bins, 2 * positions) if bins and positions else None
 
 
 def _make_sound(config: Any) -> Tensor | None:
@@ -72,12 +72,17 @@ def _make_sound(config: Any) -> Tensor | None:
         length = _NUM_FRAMES
         for kernel, stride in reversed(list(zip(kernels, strides, strict=True))):
             length = (length - 1) * stride + kernel
-        return _draw(1, length)
+        return draw(1, length)
     bins, length = (getattr(config, name, None) for name in ("num_mel_bins", "max_length"))
-    return _draw(1, length, bins) if bins and length else None
+    return draw(1, length, bins) if bins and length else None
 
 
-def _draw(*shape: int) -> Tensor:
+def draw(*shape: int) -> Tensor:
+    """Numbers of a normal distribution.
+
+    Raises:
+        ValueError: if they are too many.
+    """
     if math.prod(shape) > _MOST_ENTRIES:
         raise ValueError(f"the configuration asks for inputs of shape {shape}, which are too large: give --input-shape")
     return torch.randn(shape)

@@ -14,8 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from onebasin.checkpoints.checkpoint import take_part
 from onebasin.checkpoints.configuration_sizes import check_entries, check_sizes
+from onebasin.checkpoints.diffusers_models import CLASS_ENTRY, PipelineModel, fill_in, find_class, make_inputs
 from onebasin.checkpoints.example_inputs import make_example_inputs
+from onebasin.checkpoints.pipeline_parts import Part, find_parts, is_pipeline
 from onebasin.checkpoints.plain_configurations import make_plain, offline
 from onebasin.tensors.files import read_json
 
@@ -145,19 +148,18 @@ def _find_in_timm(name: str) -> Factory:
 
 
 def _find_in_folder(path: Path, tensors: Mapping[str, Tensor] | None) -> Factory:
-    """The model that a Hugging Face configuration describes. No code from the folder is run."""
+    """The model that a Hugging Face configuration describes, or those of a pipeline. No code from the folder is run."""
+    if is_pipeline(path):
+        return _find_pipeline(path, tensors)
     file = path if path.name == "config.json" else path / "config.json"
     if not file.is_file():
         raise ValueError(f"{path} has no config.json: give the architecture with --model ({SPECIFICATIONS})")
-    try:
-        content = read_json(file)
-        assert isinstance(content, dict)
-    except (ValueError, OSError, AssertionError):
-        raise ValueError(f"{file} is not a configuration, or it is damaged") from None
-    content = make_plain(content, file)
+    content = make_plain(read_configuration(file), file)
     check_sizes(content, file, tensors)
     if importlib.util.find_spec("torchvision") is not None:
         _import_extra("torchvision", "vision")  # transformers imports it if it is installed; our message is clearer
+    if CLASS_ENTRY in content:
+        return _find_in_diffusers(content, file, tensors)
     transformers = _import_extra("transformers", "hf")
     known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
     if content.get("model_type") not in known:
@@ -178,6 +180,63 @@ def _find_in_folder(path: Path, tensors: Mapping[str, Tensor] | None) -> Factory
         raise ValueError(f"transformers cannot build the model of {file}: {_first_line(error)}") from error
     check_entries(model, file, tensors)
     return Factory(build, make_example_inputs(model, config), notes)
+
+
+def read_configuration(file: Path) -> dict[str, Any]:
+    """The content of a ``config.json``.
+
+    Raises:
+        ValueError: if it is damaged.
+    """
+    try:
+        content = read_json(file)
+        assert isinstance(content, dict)
+    except (ValueError, OSError, AssertionError):
+        raise ValueError(f"{file} is not a configuration, or it is damaged") from None
+    return content
+
+
+def _find_in_diffusers(content: dict[str, Any], file: Path, tensors: Mapping[str, Tensor] | None) -> Factory:
+    """The model of diffusers that a configuration describes, if its class is known."""
+    library = _import_extra("diffusers", "diffusers")
+    try:
+        kind = find_class(library, content[CLASS_ENTRY])
+        config = fill_in(content, kind)
+
+        def build() -> nn.Module:
+            with offline():
+                return kind.from_config(config)
+
+        model = build_on_meta(build)
+        check_entries(model, file, tensors)
+        return Factory(build, make_inputs(model))
+    except Exception as error:
+        raise ValueError(f"the model of {file} cannot be built: {_first_line(error)}") from error
+
+
+def _find_pipeline(path: Path, tensors: Mapping[str, Tensor] | None) -> Factory:
+    """The models of a pipeline as one network; each is called by itself."""
+    found: dict[str, Factory] = {}
+    for name, part in find_parts(path).items():
+        if not part.is_moved:
+            continue
+        _check_class(path / name / "config.json", part)
+        found[name] = _find_in_folder(path / name, None if tensors is None else take_part(tensors, name))
+        if found[name].example_inputs is None:
+            raise ValueError(f"the example inputs of the part {path / name} are not known: align the other parts one by one")
+    return Factory(
+        lambda: PipelineModel({name: factory.make() for name, factory in found.items()}),
+        [{name: factory.example_inputs} for name, factory in found.items()],
+        tuple(f"{name}: {note}" for name, factory in found.items() for note in factory.notes),
+    )
+
+
+def _check_class(file: Path, part: Part) -> None:
+    """Refuse a part whose own configuration is of another class than its pipeline says."""
+    content = read_configuration(file) if file.is_file() else {}
+    names = content.get("architectures") if part.library == "transformers" else [content.get(CLASS_ENTRY)]
+    if names != [part.class_name]:
+        raise ValueError(f"{file.parent} should be of the class {part.class_name}, but its configuration does not say so")
 
 
 def _turn_off_cache(config: Any) -> tuple[str, ...]:

@@ -8,9 +8,11 @@ from onebasin.checkpoints.checkpoint import Checkpoint
 
 
 def hash_files(checkpoint: Checkpoint) -> dict[str, str]:
-    """The SHA-256 of each weight file, by its name, as ``sha256sum`` prints it."""
+    """The SHA-256 of each weight file, by its name or its place in a pipeline, as ``sha256sum`` prints it."""
     found = {}
-    for file in checkpoint.layout.files:
+    for place, file in checkpoint.layout.weight_files.items():
+        if file not in checkpoint.layout.files:
+            continue  # an index
         with file.open("rb") as stream:
-            found[file.name] = hashlib.file_digest(stream, "sha256").hexdigest()
+            found[place] = hashlib.file_digest(stream, "sha256").hexdigest()
     return found

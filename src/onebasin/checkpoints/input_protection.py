@@ -29,8 +29,8 @@ def check_apart(target: Path, inputs: Iterable[str | os.PathLike[str] | Checkpoi
 def _list_files(source: str | os.PathLike[str] | Checkpoint) -> list[Path]:
     """A file or folder, and the files that it consists of, which may be links to other places."""
     if isinstance(source, Checkpoint):
-        index = [source.layout.index] if source.layout.index is not None else []
-        return [*_list_files(source.path), *source.layout.files, *index]
+        parts = [file for part in source.layout.parts.values() for file in _list_files(part.path)]
+        return [*_list_files(source.path), *source.layout.weight_files.values(), *parts]
     path = Path(source)
     # A link to a folder is not followed: an output may lie in whatever it points to.
     return [path, *(entry for entry in path.iterdir() if entry.is_file())] if path.is_dir() else [path]

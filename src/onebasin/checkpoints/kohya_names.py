@@ -17,13 +17,18 @@ _KOHYA = re.compile(
     r"(?P<prefix>lora_(?:unet|te\d?|transformer))_(?P<module>\w+)\.(?P<part>lora_down\.weight|lora_up\.weight|alpha)"
 )
 _PARTS = {"lora_down.weight": "lora_A.weight", "lora_up.weight": "lora_B.weight"}
+_PIPELINE_PARTS = {
+    "lora_unet": "unet", "lora_transformer": "transformer", "lora_te": "text_encoder", "lora_te1": "text_encoder",
+    "lora_te2": "text_encoder_2", "lora_te3": "text_encoder_3",
+}  # fmt: skip
+"""The networks of a pipeline that the prefixes stand for."""
 _INNER = "text_model_"
 """In the names of text encoders, but not in those of all versions of transformers."""
 
 
 @dataclass(frozen=True)
 class KohyaNames:
-    """How the tensors of a file belong to one network.
+    """How the tensors of a file belong to one network, or to the networks of a pipeline.
 
     Attributes:
         names: for each tensor that does, its name in PEFT's form.
@@ -45,8 +50,10 @@ def is_kohya(names: Iterable[str]) -> bool:
 def translate_names(symmetry: Symmetry, shapes: Mapping[str, Tensor]) -> KohyaNames:
     """Find which tensors belong to the network that a symmetry is of: those of the prefix whose modules it has, all of them.
 
+    Of a pipeline, those of each prefix that stands for one of its networks belong to it.
+
     Args:
-        symmetry: of the network.
+        symmetry: of the network, or of all networks of a pipeline.
         shapes: the tensors of the file.
 
     Raises:
@@ -58,7 +65,7 @@ def translate_names(symmetry: Symmetry, shapes: Mapping[str, Tensor]) -> KohyaNa
     for name, shape in shapes.items():
         match = _KOHYA.fullmatch(name)
         assert match is not None, name
-        module = modules.get(match["module"]) or modules.get(match["module"].removeprefix(_INNER))
+        module = _find_module(modules, match["prefix"], match["module"])
         found = known.setdefault(match["prefix"], {})
         if match["part"] == "alpha":
             continue
@@ -70,12 +77,25 @@ def translate_names(symmetry: Symmetry, shapes: Mapping[str, Tensor]) -> KohyaNa
     if not own:
         prefix = max(known, key=lambda each: len(known[each]))
         raise ValueError(f"{unknown[prefix]!r} belongs to no weight of its size that the permutation knows")
-    if len(own) > 1:
+    if len(own) > 1 and not _are_apart({prefix: known[prefix] for prefix in own}):
         raise ValueError(
             f"the LoRAs of {' and '.join(own)} both fit the permutation: move them one by one, in files of their own"
         )
-    names = known[own[0]]
+    names = {name: new for prefix in own for name, new in known[prefix].items()}
     return KohyaNames(names, tuple(name for name in shapes if name not in names), tuple(p for p in known if p not in own))
+
+
+def _find_module(modules: Mapping[str, str], prefix: str, name: str) -> str | None:
+    """The module that a name with underscores stands for: of the network, or of its part that the prefix stands for."""
+    names = (name, name.removeprefix(_INNER))
+    names = (*names, *(f"{_PIPELINE_PARTS.get(prefix)}_{each}" for each in names))
+    return next((modules[each] for each in names if each in modules), None)
+
+
+def _are_apart(found: Mapping[str, Mapping[str, str]]) -> bool:
+    """Whether the LoRAs of several prefixes are of different parts of a pipeline."""
+    parts = [{name.partition(".")[0] for name in names.values()} for names in found.values()]
+    return parts == [{_PIPELINE_PARTS.get(prefix)} for prefix in found] and len(set().union(*parts)) == len(parts)
 
 
 def _list_modules(symmetry: Symmetry) -> dict[str, str]:

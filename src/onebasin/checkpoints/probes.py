@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from onebasin.checkpoints.diffusers_models import PipelineModel
 from onebasin.programs.calls import Call, read_calls
 from onebasin.programs.reach import ReachRecorder
 from onebasin.symmetries.verification import CannotVerify, function_of
@@ -37,10 +38,16 @@ def make_probes(model: nn.Module, example_inputs: Any) -> list[Call]:
     ``token_type_ids`` and ``position_ids`` are given, where the model takes that. An integer input that nothing is looked up
     with stays as it is. Calls may fail: a model may refuse some of the inputs in its range.
 
+    The parts of a pipeline are called one by one.
+
     Args:
         model: in eval mode and float64, `isolated`.
         example_inputs: as for `onebasin.symmetry`.
     """
+    if isinstance(model, PipelineModel):
+        calls = [(name, inputs) for call in read_calls(example_inputs) for name, inputs in call.kwargs.items()]
+        found = [(name, probe) for name, inputs in calls for probe in make_probes(model.get_submodule(name), inputs)]
+        return [Call((), {name: probe.kwargs}) for name, probe in found]
     generator = torch.Generator().manual_seed(0)
     probes: list[Call] = []
     for call in read_calls(example_inputs):

@@ -17,7 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onebasin.checkpoints.checkpoint import SAFETENSORS_TYPES, TORCH_ENDINGS, WEIGHT_FILES, Checkpoint, FileLayout
+from onebasin.checkpoints.checkpoint import (
+    SAFETENSORS_TYPES,
+    TORCH_ENDINGS,
+    WEIGHT_FILES,
+    Checkpoint,
+    FileLayout,
+    join_parts,
+)
+from onebasin.checkpoints.pipeline_parts import find_parts
 from onebasin.tensors.files import check_nesting, check_regular, import_safetensors, read_json
 
 _CONTAINERS = ("state_dict", "model_state_dict", "model", "module", "net", "ema")
@@ -25,7 +33,7 @@ _CONTAINERS = ("state_dict", "model_state_dict", "model", "module", "net", "ema"
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open a safetensors or PyTorch file, an index of shards, or a folder with one of those.
+    """Open a safetensors or PyTorch file, an index of shards, a folder with one of those, or a pipeline of such folders.
 
     Raises:
         FileNotFoundError: if there is nothing there, or a shard is missing.
@@ -41,6 +49,19 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"there is no file or folder {path}")
+    if parts := find_parts(path):
+        models = {name: _open(path / name) for name, part in parts.items() if part.has_weights}
+        layouts = {name: models[name].layout if name in models else FileLayout(path / name, {}) for name in parts}
+        files = {
+            file: tuple(f"{name}.{key}" for key in names)
+            for name, model in models.items()
+            for file, names in model.layout.files.items()
+        }
+        return join_parts(FileLayout(path, files, parts=layouts), models)
+    return _open(path)
+
+
+def _open(path: Path) -> Checkpoint:
     file = _find_weights(path) if path.is_dir() else path
     return _open_shards(path, file) if file.name.endswith(".index.json") else _open_file(path, file)
 

@@ -14,7 +14,14 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from onebasin.checkpoints.checkpoint import SAFETENSORS_TYPES, TORCH_ENDINGS, Checkpoint, Conversion
+from onebasin.checkpoints.checkpoint import (
+    SAFETENSORS_TYPES,
+    TORCH_ENDINGS,
+    Checkpoint,
+    Conversion,
+    FileLayout,
+    take_part,
+)
 from onebasin.checkpoints.companion_files import CARD_NAME, copy_companion, find_companions
 from onebasin.checkpoints.input_protection import check_apart
 from onebasin.checkpoints.training_states import copy_tensors
@@ -116,9 +123,11 @@ def write_checkpoint(
     if like.layout.is_folder:
 
         def write(folder: Path) -> None:
-            _write_folder(folder, tensors, like, entries)
-            if dtype is not None and (folder / "config.json").is_file():
-                _convert_configuration(folder / "config.json", dtype)
+            for name, source in find_companions(like).copied.items():
+                copy_companion(source, folder / name)
+            _write_folder(folder, tensors, like.layout, entries)
+            for place in ("", *like.layout.parts):
+                _convert_configuration(folder / place / "config.json", dtype)
             for name, write_file in (beside or {}).items():
                 write_file(folder / name)
 
@@ -129,7 +138,7 @@ def write_checkpoint(
         metadata = like.layout.metadata.get(file)
         write_atomically(target, lambda temporary: _write_safetensors(temporary, tensors, metadata))
     else:
-        write_atomically(target, lambda temporary: _write_torch(temporary, tensors, like, entries))
+        write_atomically(target, lambda temporary: _write_torch(temporary, tensors, like.layout, entries))
 
 
 def check_entries(path: str | os.PathLike[str], like: Checkpoint, entries: Mapping[Any, Any] | None) -> None:
@@ -146,9 +155,8 @@ def check_entries(path: str | os.PathLike[str], like: Checkpoint, entries: Mappi
 
 
 def _list_names(like: Checkpoint) -> set[str]:
-    """The names of all files in a folder that is written like a checkpoint."""
-    index = [like.layout.index.name] if like.layout.index is not None else []
-    return {*find_companions(like).copied, *(file.name for file in like.layout.files), *index}
+    """The places of all files in a folder that is written like a checkpoint."""
+    return {*find_companions(like).copied, *like.layout.weight_files}
 
 
 def _name_as_in_files(state: State, like: Checkpoint) -> LazyState:
@@ -193,24 +201,27 @@ def _count_reads(tensors: LazyState, progress: Progress) -> LazyState:
     return tensors.map(count)
 
 
-def _write_folder(folder: Path, tensors: LazyState, like: Checkpoint, entries: Mapping[Any, Any] | None) -> None:
-    for name, source in find_companions(like).copied.items():
-        copy_companion(source, folder / name)
-    for file, names in like.layout.files.items():
+def _write_folder(folder: Path, tensors: LazyState, layout: FileLayout, entries: Mapping[Any, Any] | None) -> None:
+    """Write the weight files of a folder or, for a pipeline, those of its parts."""
+    for name, part in layout.parts.items():
+        (folder / name).mkdir(exist_ok=True)
+        own = LazyState(take_part(tensors.shapes, name), lambda key, name=name: tensors[f"{name}.{key}"])
+        _write_folder(folder / name, own, part, entries)
+    for file, names in layout.files.items() if not layout.parts else ():
         shard = LazyState({name: tensors.shapes[name] for name in names}, tensors.__getitem__)
         if file.suffix in TORCH_ENDINGS:
-            _write_torch(folder / file.name, shard, like, entries)
+            _write_torch(folder / file.name, shard, layout, entries)
         else:
-            _write_safetensors(folder / file.name, shard, like.layout.metadata.get(file))
-    if like.layout.index is not None:
-        index = read_json(like.layout.index)
+            _write_safetensors(folder / file.name, shard, layout.metadata.get(file))
+    if layout.index is not None:
+        index = read_json(layout.index)
         index["metadata"] = {**(index.get("metadata") or {}), "total_size": tensors.num_bytes}
-        (folder / like.layout.index.name).write_text(json.dumps(index, indent=2) + "\n")
+        (folder / layout.index.name).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _convert_configuration(file: Path, dtype: torch.dtype) -> None:
-    content = read_json(file)
-    if isinstance(content, dict):
+def _convert_configuration(file: Path, dtype: torch.dtype | None) -> None:
+    content = read_json(file) if dtype is not None and file.is_file() else None
+    if dtype is not None and isinstance(content, dict):
         file.write_text(json.dumps(convert_configuration(content, dtype), indent=2) + "\n")
 
 
@@ -249,13 +260,13 @@ def _write_tensor(stream: BinaryIO, name: str, shape: Tensor, value: Tensor) -> 
     stream.write(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
 
 
-def _write_torch(file: Path, tensors: LazyState, like: Checkpoint, entries: Mapping[Any, Any] | None) -> None:
+def _write_torch(file: Path, tensors: LazyState, layout: FileLayout, entries: Mapping[Any, Any] | None) -> None:
     """PyTorch's own format. Its writer holds all tensors of a file at once."""
     # A view would be saved with its whole storage, which for a mapped file is all of the file.
     state: dict[str, Any] = {
         name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()
     }
-    state.update(like.layout.extras)
-    if like.layout.container:
-        state = {like.layout.container: state, **copy_tensors(entries or {})}
+    state.update(layout.extras)
+    if layout.container:
+        state = {layout.container: state, **copy_tensors(entries or {})}
     write_torch(file, state)

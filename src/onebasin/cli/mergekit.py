@@ -79,8 +79,8 @@ def check_folders(files: Sequence[Checkpoint]) -> None:
         ValueError: naming the checkpoint.
     """
     for file in files:
-        if file.layout.hugging_face_folder is None:
-            raise ValueError(f"mergekit merges Hugging Face folders, and {file.path} is none: leave out --then")
+        if file.layout.hugging_face_folder is None or file.layout.parts:
+            raise ValueError(f"mergekit merges folders of transformers, and {file.path} is none: leave out --then")
 
 
 def read_parameters(settings: Sequence[str] | None) -> dict[str, Any]:

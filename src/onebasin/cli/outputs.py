@@ -30,7 +30,7 @@ from onebasin.cli.run_record import RunRecord
 from onebasin.reporting import Report
 from onebasin.reporting.model_card import MARK, ModelCard, put_in_front
 from onebasin.symmetries import Permutation, Symmetry, Transform
-from onebasin.tensors.files import check_writable
+from onebasin.tensors.files import check_writable, list_entries
 from onebasin.tensors.progress import Progress
 from onebasin.tensors.states import LazyState, Model, State, read_state
 from onebasin.tracing import Kinds
@@ -217,7 +217,10 @@ def list_replaced(paths: Sequence[Path | None]) -> list[Path]:
     """The files that are where outputs will be, those in a folder one by one."""
     found = []
     for path in filter(None, paths):
-        found += sorted(path.iterdir()) if path.is_dir() else [path] if os.path.lexists(path) else []
+        if path.is_dir():
+            found += [entry for entry in list_entries(path) if entry.is_symlink() or not entry.is_dir()]
+        elif os.path.lexists(path):
+            found.append(path)
     return list({follow_links(path.parent) / path.name: path for path in found}.values())
 
 

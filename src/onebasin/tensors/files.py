@@ -7,7 +7,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -141,17 +141,31 @@ def write_torch(file: Path, content: Any) -> None:
 
 
 def check_replaceable(folder: Path, names: Collection[str]) -> None:
-    """Refuse to replace a folder by one with files of these names, if something else in it would be lost.
+    """Refuse to replace a folder by one with other content, if something in it would be lost.
+
+    Args:
+        folder: to replace.
+        names: the places of the new files in it. A folder inside is replaced if a new file lies in it.
 
     Raises:
         ValueError: naming what would be lost.
     """
-    for entry in sorted(folder.iterdir()):
-        if entry.name not in names or (entry.is_dir() and not entry.is_symlink()):
+    inner = {str(parent) for name in names for parent in PurePosixPath(name).parents}
+    for entry in list_entries(folder):
+        name, is_folder = entry.relative_to(folder).as_posix(), entry.is_dir() and not entry.is_symlink()
+        if name not in (inner if is_folder else names):
             raise ValueError(
-                f"{folder} holds {entry.name}, which would be lost: a folder is replaced only if all in it is written anew, "
+                f"{folder} holds {name}, which would be lost: a folder is replaced only if all in it is written anew, "
                 "so remove it or give another folder"
             )
+
+
+def list_entries(folder: Path) -> list[Path]:
+    """Everything in a folder and in the folders inside it, in order; a link to a folder is not followed."""
+    found = []
+    for entry in sorted(folder.iterdir()):
+        found += [entry, *(list_entries(entry) if entry.is_dir() and not entry.is_symlink() else ())]
+    return found
 
 
 def write_folder_atomically(
@@ -174,7 +188,8 @@ def write_folder_atomically(
         with _name_in_errors(target):
             write(temporary)
         if target.exists():
-            check_replaceable(target, {*(entry.name for entry in temporary.iterdir()), *further})
+            new = {entry.relative_to(temporary).as_posix() for entry in list_entries(temporary) if not entry.is_dir()}
+            check_replaceable(target, {*new, *further})
             target.rename(aside)
         temporary.rename(target)
     finally:
