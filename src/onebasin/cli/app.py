@@ -22,7 +22,7 @@ from onebasin.cli.commands.demo import demo
 from onebasin.cli.commands.inspect import inspect
 from onebasin.cli.commands.merge import merge
 from onebasin.cli.commands.verify import verify
-from onebasin.cli.console import escape_controls, make_console, remember_arguments, wants_json
+from onebasin.cli.console import PYDANTIC, escape_controls, make_console, remember_arguments, wants_json
 from onebasin.cli.standard_output import reserved_for_result, set_result
 from onebasin.startup import INTERRUPTED, INTERRUPTION, raise_on_interrupt
 
@@ -110,7 +110,8 @@ def _fail_unexpectedly(error: BaseException) -> int:
     if message is not None:
         command = getattr(getattr(error, "ctx", None), "command_path", "onebasin")
         # If there are no arguments at all, the message is empty and the help has been printed.
-        text = f"{message().rstrip('.')} (see {command} --help)" if message() else f"{command} needs arguments"
+        said = message().replace(PYDANTIC, "").rstrip(".")
+        text = f"{said} (see {command} --help)" if said else f"{command} needs arguments"
         return _fail(text, getattr(error, "exit_code", 2))
     if os.environ.get("ONEBASIN_TRACEBACK"):
         raise error

@@ -18,6 +18,8 @@ from rich.text import Text
 from onebasin.cli.standard_output import set_result
 from onebasin.tensors.progress import Progress
 
+PYDANTIC = "Value error, "
+"""What the library that reads options puts in front of some messages."""
 _arguments: list[str] = []
 """The command line of this process, without the name of the program."""
 

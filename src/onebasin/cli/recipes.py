@@ -9,6 +9,7 @@ from typing import Any
 import typer
 import yaml
 
+from onebasin.cli.console import PYDANTIC
 from onebasin.tensors.files import check_regular
 
 MAX_RECIPE_BYTES = 2**20
@@ -26,16 +27,17 @@ def use_recipe(context: typer.Context, path: Path | None) -> Path | None:
         ValueError: naming the file, the line and the field.
     """
     if path is not None:
-        context.default_map = {**(context.default_map or {}), **read_recipe(path, _list_fields(context))}
+        context.default_map = {**(context.default_map or {}), **read_recipe(path, _list_fields(context), context)}
     return path
 
 
-def read_recipe(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+def read_recipe(path: Path, fields: Mapping[str, Any], context: typer.Context) -> dict[str, Any]:
     """The values of a recipe as the command line would give them, by the names of the command's parameters.
 
     Args:
         path: of the recipe.
         fields: the parameters of the command by the name that they have in a recipe.
+        context: of the command, in which a value is read as that of an option is.
 
     Raises:
         ValueError: naming the file, the line and the field.
@@ -47,6 +49,7 @@ def read_recipe(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{where} is no field of a recipe: {', '.join(sorted(fields))}")
         parameter = fields[name]
         values[parameter.name] = _convert(name, value, parameter, where)
+        _check_value(parameter, values[parameter.name], context, where)
         if name == _MODELS:
             values[parameter.name], weights = _split_models(value, where)
             if weights is not None and "weights" in _read_fields(path):
@@ -113,6 +116,15 @@ def _convert(name: str, value: Any, parameter: Any, where: str) -> Any:
     if getattr(parameter, "multiple", False):
         return [_scalar(entry, where) for entry in (value if isinstance(value, list) else [value])]
     return _scalar(value, where)
+
+
+def _check_value(parameter: Any, value: Any, context: typer.Context, where: str) -> None:
+    """Refuse a value that the option of this name does not take."""
+    try:
+        if isinstance(value, str):  # lists of texts, and flags, are checked already
+            parameter.process_value(context, value)
+    except typer.BadParameter as error:
+        raise ValueError(f"{where} cannot be {_write(value)[:40]!r}: {error.message.removeprefix(PYDANTIC)}") from None
 
 
 def _split_models(value: Any, where: str) -> tuple[list[str], str | None]:
