@@ -96,6 +96,7 @@ def test_without_mergekit_the_command_is_said(onebasin, pair):
     assert "mergekit-yaml m.mergekit.yaml m --random-seed 3" in " ".join(ran.out.split())
     assert not (pair / "m").exists()
     assert_same(load(pair / "m-aligned-2"), load(pair / "a"))
+    assert "b, aligned to a by onebasin for a merge" in (pair / "m-aligned-2" / "README.md").read_text()
     moved = ob.Permutation.load(pair / "m.permutations" / "b.safetensors")
     assert_same(
         moved.apply(open_models([pair / "b"]).checkpoints[0]).load(), open_models([pair / "a"]).checkpoints[0].load()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 from onebasin.checkpoints.checkpoint import Checkpoint
 
@@ -13,6 +14,11 @@ def hash_files(checkpoint: Checkpoint) -> dict[str, str]:
     for place, file in checkpoint.layout.weight_files.items():
         if file not in checkpoint.layout.files:
             continue  # an index
-        with file.open("rb") as stream:
-            found[place] = hashlib.file_digest(stream, "sha256").hexdigest()
+        found[place] = hash_file(file)
     return found
+
+
+def hash_file(file: Path) -> str:
+    """The SHA-256 of a file."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +32,7 @@ from onebasin.tensors.files import check_writable, read_json, write_atomically, 
 from onebasin.tensors.progress import Progress
 from onebasin.tensors.states import LazyState
 
+Beside = Mapping[str, Callable[[Path], None]]
 FileKind = Literal["auto", "model", "task-vector", "lora", "optimizer"]
 
 
@@ -49,17 +50,21 @@ class MovedFile(ABC):
         """Remarks for the user about how it was read."""
         return ()
 
+    def find_source(self) -> Checkpoint | None:
+        """The file as a checkpoint, if it is one."""
+        return None
+
     @abstractmethod
     def describe(self) -> str:
         """How much it holds, in a few words."""
 
     @abstractmethod
-    def check(self, out: Path, force: bool = False, inputs: Iterable[Path] = ()) -> None:
-        """Refuse an output that cannot be written, or that is an input."""
+    def check(self, out: Path, force: bool = False, inputs: Iterable[Path] = (), further: Collection[str] = ()) -> None:
+        """Refuse an output that cannot be written, or that is an input; `further` are other files in a folder."""
 
     @abstractmethod
-    def write(self, out: Path, force: bool = False, progress: Progress | None = None) -> None:
-        """Write it, whole or not at all."""
+    def write(self, out: Path, force: bool = False, progress: Progress | None = None, beside: Beside | None = None) -> None:
+        """Write it, whole or not at all; `beside` are other files in a folder, see `write_checkpoint`."""
 
 
 def move_file(
@@ -203,15 +208,18 @@ class _MovedCheckpoint(MovedFile):
     def notes(self) -> tuple[str, ...]:
         return (*self.checkpoint.notes, *self.remarks, *find_companions(self.checkpoint).notes)
 
+    def find_source(self) -> Checkpoint:
+        return self.checkpoint
+
     def describe(self) -> str:
         return f"{len(self.checkpoint.original)} tensors"
 
-    def check(self, out: Path, force: bool = False, inputs: Iterable[Path] = ()) -> None:
-        check_output(out, self.checkpoint, force, inputs, dtype=self.dtype)
+    def check(self, out: Path, force: bool = False, inputs: Iterable[Path] = (), further: Collection[str] = ()) -> None:
+        check_output(out, self.checkpoint, force, inputs, further, self.dtype)
         check_entries(out, self.checkpoint, self.entries)
 
-    def write(self, out: Path, force: bool = False, progress: Progress | None = None) -> None:
-        write_checkpoint(out, self.state, self.checkpoint, force, progress, entries=self.entries, dtype=self.dtype)
+    def write(self, out: Path, force: bool = False, progress: Progress | None = None, beside: Beside | None = None) -> None:
+        write_checkpoint(out, self.state, self.checkpoint, force, progress, beside, entries=self.entries, dtype=self.dtype)
 
 
 @dataclass(frozen=True)
@@ -228,11 +236,11 @@ class _MovedOptimizer(MovedFile):
     def describe(self) -> str:
         return f"the states of {len(self.content['state'])} parameters"
 
-    def check(self, out: Path, force: bool = False, inputs: Iterable[Path] = ()) -> None:
+    def check(self, out: Path, force: bool = False, inputs: Iterable[Path] = (), further: Collection[str] = ()) -> None:
         check_apart(out, [self.path, *inputs])
         check_writable(out, force)
 
-    def write(self, out: Path, force: bool = False, progress: Progress | None = None) -> None:
+    def write(self, out: Path, force: bool = False, progress: Progress | None = None, beside: Beside | None = None) -> None:
         self.check(out, force)
         write_atomically(out, lambda file: write_torch(file, copy_tensors(self.content)))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from onebasin.checkpoints import Checkpoint, check_apart, write_checkpoint
 from onebasin.cli import outputs
+from onebasin.cli.run_record import RunRecord
 from onebasin.tensors.files import check_writable
 from onebasin.tensors.progress import Progress
 from onebasin.tensors.states import State
@@ -56,15 +57,24 @@ class AlignedFolders:
             outputs.check_further_output(folder, like, sources, taken, force)
         outputs.check_files([report, self.configuration], sources, force)
 
-    def write(self, states: Sequence[State], likes: Sequence[Checkpoint], force: bool, progress: Progress) -> None:
+    def write(
+        self, states: Sequence[State], likes: Sequence[Checkpoint], record: RunRecord, force: bool, progress: Progress
+    ) -> None:
         """Write the aligned models.
 
         Args:
             states: of all models, aligned.
             likes: the checkpoints that they were made from.
+            record: of this run, for their cards.
             force: replace what exists.
             progress: called with what is being done.
         """
-        for folder, state, like in zip(self.places, states, likes, strict=True):
-            if folder in self.written:
-                write_checkpoint(folder, state, like, force, progress)
+        first = self.models[0]
+        for folder, path, state, like in zip(self.places, self.models, states, likes, strict=True):
+            if folder not in self.written:
+                continue
+            how = f"aligned to {first.name}" if path != first else "in canonical form, which the others are aligned to"
+            summary = f"{path.name}, {how} by onebasin for a merge; it computes what it did."
+            roles = [(path, "the model"), *([(first, "what it was aligned to")] if path != first else [])]
+            card = record.make_card(folder, summary, roles, {})
+            write_checkpoint(folder, state, like, force, progress, outputs.write_card(card))

@@ -74,7 +74,7 @@ def check_further_output(
     out: Path, like: Checkpoint, inputs: Sequence[Path | Checkpoint], taken: Sequence[Path | None], force: bool
 ) -> None:
     """The same for a second checkpoint to write, which must not be in the way of the other outputs."""
-    check_output(out, like, force, inputs)
+    check_output(out, like, force, inputs, list_inside(out, like, [place_card(out, like)]))
     check_place(out, taken)
 
 
@@ -178,6 +178,12 @@ def place_card(out: Path, like: Checkpoint) -> Path | None:
     if file.is_file() and MARK.encode() not in file.read_bytes():
         raise ValueError(f"{file} was not written by onebasin and would be lost: move it, or give another folder")
     return file
+
+
+def describe_canonical(record: RunRecord, path: Path, out: Path) -> ModelCard:
+    """The card of a model in canonical form."""
+    summary = f"{path.name} in canonical form, by onebasin: the gains of norms are folded, and it computes what it did."
+    return record.make_card(out, summary, [(path, "the model")], {})
 
 
 def write_card(card: ModelCard | None) -> dict[str, Callable[[Path], None]]:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from onebasin import __version__
 from onebasin.checkpoints import Checkpoint
-from onebasin.checkpoints.hashing import hash_files
+from onebasin.checkpoints.hashing import hash_file, hash_files
 from onebasin.cli.console import Output, command_line
+from onebasin.reporting.model_card import Ingredient, ModelCard
 
 _PACKAGES = ("torch", "transformers", "diffusers", "timm", "torchvision")
 
@@ -49,11 +50,28 @@ class RunRecord:
             for path, files in self.hashes.items()
         }
 
+    def make_card(self, out: Path, summary: str, roles: Sequence[tuple[Path, str]], facts: Mapping[str, str]) -> ModelCard:
+        """The card of a folder that this run writes.
 
-def record_run(output: Output, paths: Sequence[Path], files: Sequence[Checkpoint], seed: int | None = None) -> RunRecord:
+        Args:
+            out: the folder.
+            summary: what is in it.
+            roles: of the inputs.
+            facts: further values by name.
+        """
+        made_from = [Ingredient(str(path), role, self.hashes[str(path)]) for path, role in roles]
+        return ModelCard(out.name, summary, made_from, self.command, {**facts, **self.facts})
+
+
+def record_run(
+    output: Output, paths: Sequence[Path], files: Sequence[Checkpoint | Path], seed: int | None = None
+) -> RunRecord:
     """Note how this command was run; the files are read for their hashes."""
     with output.status("hashing the inputs"):
-        hashes = {str(path): hash_files(file) for path, file in zip(paths, files, strict=True)}
+        hashes = {
+            str(path): {file.name: hash_file(file)} if isinstance(file, Path) else hash_files(file)
+            for path, file in zip(paths, files, strict=True)
+        }
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     return RunRecord(command_line(), date, _list_versions(), seed, hashes)
 

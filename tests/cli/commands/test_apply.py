@@ -6,6 +6,7 @@ from cli_networks import make_mlp, make_transformer, make_with_inputs
 from safetensors.torch import load_file, save_file
 
 import onebasin as ob
+from onebasin.checkpoints.hashing import hash_file
 
 
 def test_apply_moves_and_moves_back(onebasin, folder):
@@ -41,6 +42,9 @@ def test_force_replaces_folders_only_if_all_in_them_is_written_anew(onebasin, fo
     shutil.copy(folder / "a.safetensors", folder / "a" / "model.safetensors")
     command = ("apply", "p.safetensors", "a", "-o", "c")
     assert onebasin(*command).code == 0
+    card = (folder / "c" / "README.md").read_text()
+    assert "a, moved by a permutation by onebasin" in card
+    assert hash_file(folder / "p.safetensors") in card
     assert onebasin(*command).code == 3
     assert onebasin(*command, "--force").code == 0
     for name in ("pytorch_model.bin", "other.pt", "other.safetensors", "notes.txt", "notes.odt", "config.json"):

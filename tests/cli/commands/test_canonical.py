@@ -5,6 +5,7 @@ from cli_networks import make_transformer
 from safetensors.torch import save_file
 
 import onebasin as ob
+from onebasin.checkpoints.hashing import hash_file
 
 TRANSFORMER = ("--model", "cli_networks:make_transformer")
 
@@ -66,7 +67,10 @@ def test_folders_keep_their_layout_and_what_stays_is_told(onebasin, folder):
     assert ran.code == 0, ran.err
     assert list(ran.record["left"]) == ["model.norm.weight"]
     assert "c is rounded to bfloat16" in ran.err
-    assert digest(folder / "c").keys() == digest(folder / "t").keys()
+    assert digest(folder / "c").keys() == digest(folder / "t").keys() | {"README.md"}
+    card = (folder / "c" / "README.md").read_text()
+    assert "t in canonical form, by onebasin" in card
+    assert hash_file(folder / "t" / "model-00001-of-00003.safetensors") in card
     assert {value.dtype for value in load(folder / "c").values()} == {torch.bfloat16}
     assert onebasin("verify", "t", "c", "--tolerance", "0.05").code == 0
 

@@ -126,9 +126,10 @@ def test_merge_with_more_than_permutations(onebasin, folder, kinds):
         torch.manual_seed(seed)
         torch.save(make_transformer()[0].state_dict(), folder / name)
     model = ("--model", "cli_networks:make_transformer")
-    ran = onebasin("merge", "x.pt", "y.pt", "-o", "m.pt", *model, "--symmetry", kinds, "--json")
+    ran = onebasin("merge", "x.pt", "y.pt", "-o", "m.pt", *model, "--symmetry", kinds, "--json", "--report", "r.html")
     assert ran.code == 0, ran.err
     assert ran.record["kinds"] == kinds
+    assert "Distance by layer" in (folder / "r.html").read_text()
     networks = [make_transformer() for _ in range(2)]
     for (network, _), name in zip(networks, ("x.pt", "y.pt"), strict=True):
         network.load_state_dict(load(folder / name))

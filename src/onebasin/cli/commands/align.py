@@ -16,7 +16,7 @@ from onebasin.cli.console import Output
 from onebasin.cli.line_evaluation import LineEvaluator, list_numbers
 from onebasin.cli.run_record import RunRecord, record_run
 from onebasin.matching.recommendation import AUTO
-from onebasin.reporting.model_card import Ingredient, ModelCard
+from onebasin.reporting.model_card import ModelCard
 from onebasin.tensors.distances import find_layer_distances
 from onebasin.tensors.states import Model, read_state
 
@@ -85,6 +85,7 @@ def align(
     sources = [*files, *inputs.list_input_files([architecture, init], [architecture, data, loss])]
     card = outputs.place_card(out, files[1])
     outputs.check_outputs(out, files[1], sources, [file, report, card], force, dtype)
+    target_card = None if target_out is None else outputs.place_card(target_out, files[0])
     if target_out is not None:
         outputs.check_further_output(target_out, files[0], sources, [out, file, report], force)
     outputs.check_drawing(report)
@@ -104,7 +105,7 @@ def align(
     if dry_run:
         outputs.finish_dry_run(output, summary, [out, file, target_out, report])
         return
-    record = record_run(output, [target, model], files, seed) if report or card else None
+    record = record_run(output, [target, model], files, seed) if report or card or target_card else None
     with output.progress() as progress, inputs.explain_data_errors(alignment.data):
         lines = LineEvaluator(models, inputs.read_loss(loss), inputs.read_data(data if report else None, "test"),
                               device=device)  # fmt: skip
@@ -124,7 +125,8 @@ def align(
         )  # fmt: skip
         if target_out is not None:
             end = outputs.cast_like(fixed, result.target, dtype)
-            write_checkpoint(target_out, end, fixed, force, progress, dtype=dtype)
+            other = outputs.describe_canonical(record, target, target_out) if record and target_card else None
+            write_checkpoint(target_out, end, fixed, force, progress, outputs.write_card(other), dtype=dtype)
         paths |= lines.evaluate_lines({"aligned": state}, progress, start)
         end = None if start is None else read_state(start)
         distances = {"": find_layer_distances(fixed, moved, state, end)} if report else {}
@@ -156,14 +158,11 @@ def align(
 def _describe(record: RunRecord, target: Path, model: Path, out: Path, kinds: str, result: ob.Alignment) -> ModelCard:
     """The card of an aligned model."""
     how = "permuted" if kinds == "permutation" else "permuted and scaled" if kinds == "positive" else "transformed"
-    hashes = record.hashes
-    roles = [(model, f"the model whose hidden units were {how}"), (target, "what it was aligned to")]
-    return ModelCard(
-        out.name,
+    return record.make_card(
+        out,
         f"{model.name}, aligned to {target.name} by onebasin: its hidden units were {how}, and it computes what it did.",
-        [Ingredient(str(path), role, hashes[str(path)]) for path, role in roles],
-        record.command,
-        {"method": result.method, "cost": f"{result.start_cost:.6g} before, {result.cost:.6g} after", **record.facts},
+        [(model, f"the model whose hidden units were {how}"), (target, "what it was aligned to")],
+        {"method": result.method, "cost": f"{result.start_cost:.6g} before, {result.cost:.6g} after"},
     )
 
 

@@ -10,9 +10,10 @@ import typer
 from onebasin.checkpoints.configurations import check_differences, find_differences_of_folders
 from onebasin.checkpoints.moving import FileKind, move_file
 from onebasin.checkpoints.written_types import find_type
-from onebasin.cli import options
+from onebasin.cli import options, outputs
 from onebasin.cli.console import Output
 from onebasin.cli.outputs import describe_element, finish_dry_run
+from onebasin.cli.run_record import record_run
 from onebasin.symmetries.transform import load_element
 
 
@@ -62,7 +63,9 @@ def apply(
         check_differences(differences)
     element, dtype = loaded.inverse() if inverse else loaded, find_type(out_dtype)
     moved = move_file(element, checkpoint, kind, fan_in_fan_out, ignore or (), model_only, dtype)
-    moved.check(out, force, [permutation])
+    source = moved.find_source()
+    card = None if source is None else outputs.place_card(out, source)
+    moved.check(out, force, [permutation], [card.name] if card is not None else ())
     notes = [*differences, *moved.notes]
     for note in notes:
         output.note(f"{checkpoint}: {note}")
@@ -72,7 +75,13 @@ def apply(
         output.show_facts(facts)
         finish_dry_run(output, {**summary, "notes": notes}, [out])
         return
+    made = None
+    if source is not None and card is not None:
+        record = record_run(output, [checkpoint, permutation], [source, permutation])
+        what = f"{'the inverse of ' if inverse else ''}a {type(loaded).__name__.lower()}"
+        text = f"{checkpoint.name}, moved by {what} by onebasin."
+        made = record.make_card(out, text, [(checkpoint, f"the {moved.kind}"), (permutation, "what moved it")], {})
     with output.progress() as progress:
-        moved.write(out, force, progress)
+        moved.write(out, force, progress, outputs.write_card(made))
     output.show_facts({**facts, "wrote": out})
     output.finish({**summary, "notes": notes})

@@ -12,6 +12,7 @@ from onebasin.checkpoints import note_left_entries, write_checkpoint
 from onebasin.checkpoints.written_types import find_type
 from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
+from onebasin.cli.run_record import record_run
 from onebasin.symmetries.describe import merge_layers
 
 
@@ -40,7 +41,8 @@ def canonical(
     """
     output, dtype = Output(json), find_type(out_dtype)
     files = inputs.open_files([checkpoint])
-    outputs.check_outputs(out, files[0], inputs.list_input_files([architecture], [architecture]), [fold], force, dtype)
+    card, sources = outputs.place_card(out, files[0]), inputs.list_input_files([architecture], [architecture])
+    outputs.check_outputs(out, files[0], sources, [fold, card], force, dtype)
     models = inputs.read_models(output, files, architecture, input_shape, ignore, check=False)
     like = models.checkpoints[0]
     left_out = outputs.note_companions(output, (checkpoint, like))
@@ -67,8 +69,11 @@ def canonical(
         output.show_facts(facts)
         outputs.finish_dry_run(output, summary, [out, fold])
         return
+    record = record_run(output, [checkpoint], files) if card is not None else None
+    made = None if record is None else outputs.describe_canonical(record, checkpoint, out)
     with output.progress() as progress:
-        write_checkpoint(out, outputs.cast_like(like, form.state, dtype), like, force, progress, dtype=dtype)
+        state = outputs.cast_like(like, form.state, dtype)
+        write_checkpoint(out, state, like, force, progress, outputs.write_card(made), dtype=dtype)
     if fold is not None and form.fold is not None:
         form.fold.save(fold)
     output.show_facts({**facts, "wrote": out if fold is None else f"{out}, {fold}"})

@@ -173,8 +173,10 @@ def merge(
             inside = outputs.list_inside(out, like, [report])
             write_checkpoint(out, state, like, force, progress, outputs.write_card(made), inside, dtype=dtype)
         else:
-            aligned_folders.write(found.list_aligned(models), models.checkpoints, force, progress)
-        if saved is not None and found.are_of(models):
+            assert record is not None  # folders have a card
+            aligned_folders.write(found.list_aligned(models), models.checkpoints, record, force, progress)
+        of_models = found.are_of(models)
+        if saved is not None and of_models:
             saved.write(found.elements if then is None else found.elements_from_first, force)
         elif saved is not None:
             saved, summary["permutations"] = None, None
@@ -183,7 +185,8 @@ def merge(
         if kinds == "permutation":  # else the line is not from the first file, but from what was made of it
             aligned = _move_to_first(found.permutations, models)
             curves |= lines.evaluate_lines(_name_lines(found.names, aligned, ", aligned"), progress)
-            distances = _find_distances(found.names, models.checkpoints, aligned) if report else {}
+        if report and of_models:
+            distances = _find_distances(found.names, models.checkpoints, found.list_aligned(models))
         measured = lines.evaluate_state(state) if then is None else {}
         if measured:
             by_key = find_layer_weights(like.shapes, by_layer, len(paths))
@@ -277,7 +280,8 @@ class _Alignments:
         """All models, aligned; the first is as it was, or in canonical form."""
         if not isinstance(self.elements[0], ob.Transform):
             return _move_to_first(self.permutations, models)
-        aligned = [self.results[0][1].target, *(result.model for _, result in self.results)]
+        pairs = zip((result for _, result in self.results), self.elements[1:], strict=True)
+        aligned = [self.results[0][1].target, *(_move_on(result, element) for result, element in pairs)]
         return [outputs.cast_like(like, model) for like, model in zip(models.checkpoints, aligned, strict=True)]
 
     def describe(
@@ -300,6 +304,13 @@ class _Alignments:
         return {name: p for name, p in zip(self.names, self.permutations, strict=True) if not p.is_identity}
 
 
+def _move_on(result: ob.Alignment, element: Any) -> Any:
+    """The model of an alignment, moved further if what was done to it in the end is more than that."""
+    if element is result.transform:
+        return result.model
+    return (element @ result.transform.inverse()).apply(result.model)
+
+
 def _move_to_first(permutations: Sequence[ob.Permutation], models: CheckpointSet) -> list[State]:
     """The aligned models, all moved together so that the first, which may have moved too, is where it was."""
     back = permutations[0].inverse()
@@ -309,9 +320,9 @@ def _move_to_first(permutations: Sequence[ob.Permutation], models: CheckpointSet
 def _find_distances(
     names: Sequence[str], models: Sequence[State], aligned: Sequence[State]
 ) -> dict[str, dict[str, LayerDistance]]:
-    """For each model but the first its distance from that one, layer by layer."""
+    """For each model but the first its distance from that one, layer by layer, as they were and as they are aligned."""
     pairs = zip(names[1:], models[1:], aligned[1:], strict=True)
-    return {name: find_layer_distances(models[0], model, moved) for name, model, moved in pairs}
+    return {name: find_layer_distances(models[0], model, moved, aligned[0]) for name, model, moved in pairs}
 
 
 def _name_lines(names: Sequence[str], states: Sequence[State], ending: str = "") -> dict[str, State]:
