@@ -17,6 +17,7 @@ from onebasin.matching.scaling import Scaling
 from onebasin.matching.synthetic_data import synthetic_data
 from onebasin.matching.synthetic_images import synthetic_images
 from onebasin.matching.synthetic_text import synthetic_text
+from onebasin.matching.widening import widen
 from onebasin.operator import sinkhorn
 from onebasin.relaxation.assignment import assign
 from onebasin.relaxation.objectives import Midpoint, Objective, RandomPoint, WeightDistance
@@ -72,4 +73,5 @@ __all__ = [
     "synthetic_data",
     "synthetic_images",
     "synthetic_text",
+    "widen",
 ]

@@ -165,6 +165,23 @@ def compare(
         example_inputs: as for `onebasin.symmetry`.
         num_draws: how often inputs are drawn.
     """
+    model = copy.deepcopy(model).double()
+    calls = _draw_calls(example_inputs, num_draws)
+    outputs = []
+    for state in (first, second):
+        model.load_state_dict(state)
+        outputs.append(_run(model, calls))
+    return max((relative_difference(*pair) for pair in zip(*outputs, strict=True)), default=0.0)
+
+
+def compare_models(first: nn.Module, second: nn.Module, example_inputs: Any, num_draws: int = 4) -> float:
+    """`compare` for two models that may differ in their shapes, each with its own state."""
+    calls = _draw_calls(example_inputs, num_draws)
+    outputs = [_run(copy.deepcopy(model).double(), calls) for model in (first, second)]
+    return max((relative_difference(*pair) for pair in zip(*outputs, strict=True)), default=0.0)
+
+
+def _draw_calls(example_inputs: Any, num_draws: int) -> list[Call]:
     generator = torch.Generator().manual_seed(0)
 
     def draw(value: Any) -> Any:
@@ -172,16 +189,12 @@ def compare(
             return value
         return torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
 
-    calls = [
-        Call(*tree_map(draw, (call.args, call.kwargs))) for call in read_calls(example_inputs) for _ in range(num_draws)
-    ]
-    model = copy.deepcopy(model).double()
-    outputs = []
-    for state in (first, second):
-        model.load_state_dict(state)
-        with isolated(model, calls[0]):
-            outputs.append([function_of(model, call)(read_state(model).load()) for call in calls])
-    return max((relative_difference(*pair) for pair in zip(*outputs, strict=True)), default=0.0)
+    return [Call(*tree_map(draw, (call.args, call.kwargs))) for call in read_calls(example_inputs) for _ in range(num_draws)]
+
+
+def _run(model: nn.Module, calls: Sequence[Call]) -> list[list[Tensor]]:
+    with isolated(model, calls[0]):
+        return [function_of(model, call)(read_state(model).load()) for call in calls]
 
 
 MAX_ENTRIES = 10**7
