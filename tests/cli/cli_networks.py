@@ -10,6 +10,10 @@ def make_mlp() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 10))
 
 
+def make_wide_mlp() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 12), nn.ReLU(), nn.Linear(12, 10))
+
+
 def make_with_inputs() -> tuple[nn.Module, Tensor]:
     return make_mlp(), torch.zeros(1, 1, 8, 8)
 

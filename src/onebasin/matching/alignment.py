@@ -11,6 +11,7 @@ from typing import Any, Literal, Unpack
 import torch
 from torch import Tensor, nn
 
+from onebasin.landscape.batches import take_example
 from onebasin.matching.canonical_form import canonicalise
 from onebasin.matching.checks import check_call, check_models, find_symmetry
 from onebasin.matching.copies import find_copy
@@ -19,6 +20,7 @@ from onebasin.matching.methods.weight_matching import sweep
 from onebasin.matching.problem import Entry, Problem, make_problem
 from onebasin.matching.recommendation import AUTO, recommend
 from onebasin.matching.scaling import Learned, Scaling, learn_transform
+from onebasin.matching.widening import is_narrower, widen
 from onebasin.plots.tables import html_table
 from onebasin.relaxation.objectives import Function, Objective
 from onebasin.symmetries import Permutation, Symmetry, Transform
@@ -30,6 +32,8 @@ from onebasin.tracing import Kinds
 
 COPY_DETECTION = "copy detection"
 """The method of an alignment whose model is a permuted copy of the target."""
+WIDENED = "The model was widened to the target's size: what the target has more of are units that do nothing in it."
+"""A note of an alignment."""
 _WANTED = {"positive": "positive scales", "all": "positive scales or changes of basis"}
 """What kinds of symmetry beside permutations ask for, in words."""
 
@@ -134,7 +138,8 @@ def align(
     Args:
         model: the model to permute; it is left untouched. Lazy states, such as checkpoints, are read tensor by tensor if the
             method is "weight-matching" and the objective uses no data, and are loaded otherwise.
-        to: the model to align it to, of the same architecture. Their types and devices may differ.
+        to: the model to align it to, of the same architecture. Their types and devices may differ. If it has more units, the
+            model is widened first, see `onebasin.widen`.
         example_inputs: to trace the symmetry with; not needed if `symmetry` or `data` is given.
         symmetry: from `onebasin.symmetry` or `Symmetry.from_axes`. One written by hand is verified if inputs are known.
         method: "sinkhorn" (the paper), "weight-matching", "activation-matching" (needs `data`), "ste", "exchange" (best with
@@ -177,10 +182,14 @@ def align(
         scaling=scaling, seed=seed,
         restarts=restarts, detect_copy=detect_copy, polish=polish, progress=progress, callback=callback, **options,
     )  # fmt: skip
+    widened = []
+    if isinstance(model, nn.Module) and isinstance(to, nn.Module) and is_narrower(model, to):
+        model, widened = widen(model, to, _find_example(example_inputs, call.data)), [WIDENED]
     check_models(model, to)
-    notes = []
+    notes = widened
     if kinds == "all" and symmetry is None:
-        (model, to), symmetry, notes = canonicalise([model, to], example_inputs, call.data)
+        (model, to), symmetry, folded = canonicalise([model, to], example_inputs, call.data)
+        notes = [*notes, *folded]
     symmetry = find_symmetry([model, to], example_inputs, symmetry, call.data, kinds)
     for each in (model, to) if symmetry.bases else ():
         check_fixed(symmetry, read_state(each))
@@ -209,7 +218,7 @@ def align(
         search = _Pipeline(problem, symmetry, named, polish)
         found = search.find_copy() if detect_copy and not named.resumes else None
         if found is not None:
-            by, notes = COPY_DETECTION, ["The model is a permuted copy of the target: no method was run."]
+            by, notes = COPY_DETECTION, [*widened, "The model is a permuted copy of the target: no method was run."]
         else:
             by, found = named.name, search.find(call.init, restarts)
             for each in later:
@@ -244,6 +253,12 @@ def align(
         matrices=matrices,
         target=to,
     )
+
+
+def _find_example(example_inputs: Any, data: Iterable[Any] | None) -> Any:
+    if example_inputs is None and data is None:
+        raise ValueError("the target has more units than the model: give example_inputs= or data= to widen the model with")
+    return take_example(data) if example_inputs is None and data is not None else example_inputs
 
 
 def _describe_change(before: float, after: float) -> str:

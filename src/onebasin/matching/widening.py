@@ -3,10 +3,11 @@
 A unit that reads nothing, and that nothing reads, changes no sum. So the tensors of a network, padded with zeros along the
 axes of its groups, compute what they did, unless something counts the units. Two things do, and are allowed for:
 
-- A norm takes a mean over the N units of a stream. Where the stream is made, its mean over the units is taken off if the norm
-  does so too, and it is multiplied by c = sqrt(M / N): its mean square over M units is then what it was over N. Where it is
-  read, it is divided by c, in the gains of the norms if they have any. Where that fails, as for a stream that goes on behind
-  its norm, and M is a multiple of N, every unit is repeated instead, which changes no mean, and is divided where it is read.
+- A norm takes a mean over the N units of a stream. Where the stream is made, its mean over the units is taken off if the
+  norm does so too, and it is multiplied by c = sqrt(M / N): its mean square over M units is then what it was over N. Where
+  it is read, it is divided by c, in the gains of the norms if they have any. Where that fails, as for a stream that goes on
+  behind its norm, and M is a multiple of N, every unit is repeated instead, which changes no mean, and is divided where it
+  is read.
 - Attention divides by the root of the number of units, d, of queries and keys: queries are multiplied by sqrt(D / d).
 
 Whether that is all for a given network is not argued but checked: the outputs of both networks are compared.
@@ -84,6 +85,15 @@ def widen(model: nn.Module, like: nn.Module, example_inputs: Any) -> nn.Module:
     )
 
 
+def is_narrower(model: nn.Module, like: nn.Module) -> bool:
+    """Whether two networks have the same tensors, and some axes of the first are shorter and none is longer."""
+    ours, theirs = (read_state(each).shapes for each in (model, like))
+    if ours.keys() != theirs.keys() or any(ours[key].dim() != theirs[key].dim() for key in ours):
+        return False
+    pairs = [pair for key in ours for pair in zip(ours[key].shape, theirs[key].shape, strict=True)]
+    return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
+
+
 @dataclass(frozen=True)
 class _Norms:
     """The state keys of the parameters of all norms.
@@ -138,7 +148,9 @@ def _pair_groups(narrow: Symmetry, wide: Symmetry) -> dict[str, int]:
         if len(layout) != len(wide.layouts[key]):
             raise ValueError(f"{key!r} has {len(layout)} axes in the model to widen and {len(wide.layouts[key])} in like")
         for axis, terms in enumerate(zip(layout, wide.layouts[key], strict=True)):
-            where = f"axis {axis} of {key!r}, with {terms[0].size} entries in the model to widen and {terms[1].size} in like,"
+            where = (
+                f"axis {axis} of {key!r}, with {terms[0].size} entries in the model to widen and {terms[1].size} in like,"
+            )
             for ours, theirs in _pair_factors(*terms, where):
                 is_free = ours.name in narrow.groups and theirs.name in wide.groups
                 if is_free and partners.setdefault(ours.name or "", theirs.name or "") != theirs.name:
@@ -239,16 +251,14 @@ def _correct(state: StateDict, symmetry: Symmetry, recipe: _Recipe, norms: _Norm
     return {**state, **divided, **MixedTensors(bases, symmetry.layouts).mix_with({**state, **divided}, plans)}
 
 
-def _pad(
-    state: Mapping[str, Tensor], narrow: Symmetry, wide: Symmetry, recipe: _Recipe, norms: _Norms
-) -> dict[str, Tensor]:
-    """Tensors in the shapes of the wide network. What is new is zero, but the mean in gains and one in variances."""
+def _pad(state: Mapping[str, Tensor], narrow: Symmetry, wide: Symmetry, recipe: _Recipe, norms: _Norms) -> dict[str, Tensor]:
+    """Tensors in the shapes of the wide network. New entries are zero; in variances one, in gains as large as the others."""
     result = dict(state)
     for key, layout in narrow.layouts.items():
         if layout == wide.layouts[key]:
             continue
         value = state[key]
-        fill = float(value.mean()) if key in norms.gains else 1.0 if key.endswith("running_var") else 0.0
+        fill = float(value.square().mean().sqrt()) if key in norms.gains else 1.0 if key.endswith("running_var") else 0.0
         for axis, terms in enumerate(zip(layout, wide.layouts[key], strict=True)):
             sources = _find_sources(*terms, recipe.repeated, key).to(value.device)
             is_new = (sources < 0).view(-1, *[1] * (value.dim() - axis - 1))
