@@ -25,11 +25,11 @@ from onebasin.landscape.evaluation import mean_loss
 CRITERION = nn.functional.cross_entropy
 
 
-def train(seed: int, epochs: int = 60, rate: float = 3e-3) -> nn.Module:
+def train(seed: int, epochs: int = 60, rate: float = 3e-3, width: int = 32) -> nn.Module:
     """AdamW on batches of 100, with a warm-up of 50 steps and a linear decay."""
     images, labels = digits("train")
     torch.manual_seed(seed)
-    model = VisionTransformer(32, num_blocks=3, expansion=2)
+    model = VisionTransformer(width, num_blocks=3, expansion=2)
     optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.01)
     steps = epochs * -(-len(images) // 100)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1, n / 50) * (1 - n / steps))

@@ -13,6 +13,7 @@ from onebasin.matching.alignment import Alignment, align
 from onebasin.matching.canonical_form import CanonicalForm, canonical
 from onebasin.matching.merging import merge
 from onebasin.matching.methods import ActivationMatching, Exchange, Sinkhorn, StraightThrough, WeightMatching
+from onebasin.matching.porting import Ported, port
 from onebasin.matching.scaling import Scaling
 from onebasin.matching.synthetic_data import synthetic_data
 from onebasin.matching.synthetic_images import synthetic_images
@@ -47,6 +48,7 @@ __all__ = [
     "Path",
     "Permutation",
     "Plane",
+    "Ported",
     "RandomPoint",
     "RebasinNet",
     "Scale",
@@ -66,6 +68,7 @@ __all__ = [
     "linear_path",
     "loss_plane",
     "merge",
+    "port",
     "repair",
     "reset_batch_norm",
     "sinkhorn",

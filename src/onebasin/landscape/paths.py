@@ -268,7 +268,7 @@ def _evaluate_mixes(
             ours.eval()  # again for every point: evaluate may have changed the mode
             prepare(ours, mix)
             with torch.no_grad():
-                point = _read_metrics(evaluate(ours))
+                point = read_metrics(evaluate(ours))
             if metrics and point.keys() != metrics.keys():
                 raise ValueError(f"evaluate returned the metrics {list(metrics)} at one point, {list(point)} at another")
             for name, value in point.items():
@@ -295,7 +295,13 @@ def _reset_with(data: Iterable[Any] | None) -> Prepare:
     return lambda model, mix: reset_statistics(model, checked)
 
 
-def _read_metrics(result: Any) -> dict[str, float]:
+def read_metrics(result: Any) -> dict[str, float]:
+    """What a function of the user returned for a model, as numbers by name; "loss" is always there.
+
+    Raises:
+        ValueError: if there is no loss.
+        TypeError: if something is no number.
+    """
     named = dict(result) if isinstance(result, Mapping) else {"loss": result}
     if "loss" not in named:
         raise ValueError(f"evaluate must return a loss, or a dict with the key 'loss'; its dict has {list(named)}")

@@ -1,0 +1,141 @@
+"""Move a fine-tune to another network: what it changed, carried by an alignment of the two networks it goes between.
+
+With T the alignment of the old base to the new one, the result is new + scale (T(fine-tuned) - T(base)): task arithmetic
+(Ilharco et al., 2023) with the difference in the order of the new network's units.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Unpack
+
+import torch
+from torch import nn
+
+from onebasin.landscape.batches import take_example
+from onebasin.landscape.paths import Evaluate, read_metrics
+from onebasin.matching.alignment import Alignment, AlignOptions, align
+from onebasin.matching.canonical_form import canonical
+from onebasin.matching.methods import Method, MethodName
+from onebasin.matching.recommendation import AUTO
+from onebasin.matching.widening import is_narrower, widen
+from onebasin.symmetries import Permutation, Symmetry
+from onebasin.tensors.comparison import check_alike, check_finite
+from onebasin.tensors.interpolation import check_weights, interpolate
+from onebasin.tensors.states import Model, State, read_state
+
+
+@dataclass(frozen=True)
+class Ported:
+    """What `port` made.
+
+    Attributes:
+        model: a copy of the new base with the difference added (of a state dict a state, of a lazy state a lazy one).
+        alignment: of the old base to the new one.
+        scale: what the difference was multiplied by.
+        losses: for each scale that was tried the loss, if a function to evaluate was given.
+    """
+
+    model: Any
+    alignment: Alignment
+    scale: float
+    losses: dict[float, float] = field(default_factory=dict)
+
+
+def port(
+    fine_tuned: Model,
+    base: Model,
+    to: Model,
+    example_inputs: Any = None,
+    symmetry: Symmetry | None = None,
+    method: MethodName | Literal["auto"] | Method = AUTO,
+    scale: float | Sequence[float] = 1.0,
+    evaluate: Evaluate | None = None,
+    init: Permutation | MethodName | Method | None = None,
+    seed: int = 0,
+    **options: Unpack[AlignOptions],
+) -> Ported:
+    """Carry what a fine-tune changed over to another base that was trained apart.
+
+    Args:
+        fine_tuned: a network that was trained further from `base`; left untouched, like the others.
+        base: the network it started from.
+        to: the network that the change is added to, of the same architecture. If it has more units, the other two are
+            widened first, see `onebasin.widen`.
+        example_inputs: to trace the symmetry with; see `onebasin.align`.
+        symmetry: likewise.
+        method: likewise; by which `base` is aligned to `to`.
+        scale: what the change is multiplied by; several are tried if `evaluate` is given.
+        evaluate: from a network to its loss, or to a dict of metrics with the key "loss", on held-out data; the scale with
+            the lowest loss is taken.
+        init: see `onebasin.align`.
+        seed: likewise.
+        **options: likewise; with ``kinds="all"`` the result is in canonical form, see `onebasin.canonical`.
+
+    Buffers, such as the statistics of batch norms, are those of `to`: see `onebasin.reset_batch_norm`.
+
+    Raises:
+        ValueError: before any work is done, if the networks do not fit, hold NaN, or something is missing or out of range.
+        TypeError: likewise, for what is of the wrong kind.
+
+    >>> import torch
+    >>> old, new = (nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)) for _ in range(2))
+    >>> port(old, base=old, to=new, example_inputs=torch.zeros(1, 4)).scale
+    1.0
+    """
+    scales = _check_scales(scale, evaluate, to)
+    check_alike(read_state(fine_tuned), read_state(base), "the fine-tuned model", "its base")
+    check_finite({"the fine-tuned model": read_state(fine_tuned)})
+    data = options.get("data")
+    inputs = take_example(data) if example_inputs is None and data is not None else example_inputs
+    are_modules = all(isinstance(model, nn.Module) for model in (fine_tuned, base, to))
+    if are_modules and inputs is not None and is_narrower(base, to):  # type: ignore[arg-type]
+        fine_tuned, base = (widen(each, to, inputs) for each in (fine_tuned, base))  # type: ignore[arg-type]
+    found = align(base, to, example_inputs, symmetry, method, init=init, seed=seed, **options)
+    if found.matrices or options.get("kinds") == "all":
+        form = canonical(fine_tuned, inputs)  # type: ignore[arg-type]
+        moved = found.transform.apply(form.state)
+    else:
+        moved = (found.transform if found.scales else found.permutation).apply(fine_tuned)
+    states = [read_state(found.target), read_state(moved), read_state(found.model)]
+    buffers = _find_buffers(to)
+    added = {each: _add(states, each, buffers) for each in scales}
+    if len(scales) == 1:
+        return Ported(_as_model(to, added[scales[0]]), found, scales[0])
+    assert evaluate is not None
+    with torch.no_grad():
+        losses = {each: read_metrics(evaluate(_as_model(to, state)))["loss"] for each, state in added.items()}
+    best = min(losses, key=lambda each: losses[each])
+    return Ported(_as_model(to, added[best]), found, best, losses)
+
+
+def _check_scales(scale: float | Sequence[float], evaluate: Evaluate | None, to: Model) -> list[float]:
+    given = [scale] if isinstance(scale, int | float) else list(scale)
+    scales = [float(each) for each in check_weights(given, len(given))]
+    if not scales:
+        raise ValueError("scale must be a number, or numbers to choose from, but there is none")
+    if len(scales) > 1 and (evaluate is None or not isinstance(to, nn.Module)):
+        raise ValueError("to choose from several scales, give networks, and evaluate= to compare them by")
+    return list(dict.fromkeys(scales))
+
+
+def _find_buffers(model: Model) -> set[str]:
+    if not isinstance(model, nn.Module):
+        return {key for key in model if key.endswith(("running_mean", "running_var"))}
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return {key for key in model.state_dict() if key not in parameters}
+
+
+def _add(states: Sequence[State], scale: float, buffers: set[str]) -> State:
+    """The first state plus what the second one has more than the third."""
+    return interpolate(states, [1, scale, -scale], {key: [1.0, 0.0, 0.0] for key in buffers})
+
+
+def _as_model(model: Model, state: State) -> Any:
+    if not isinstance(model, nn.Module):
+        return state
+    result = copy.deepcopy(model)
+    result.load_state_dict(state.load())
+    return result
