@@ -21,6 +21,7 @@ from onebasin.cli.commands.canonical import canonical
 from onebasin.cli.commands.demo import demo
 from onebasin.cli.commands.inspect import inspect
 from onebasin.cli.commands.merge import merge
+from onebasin.cli.commands.port import port
 from onebasin.cli.commands.verify import verify
 from onebasin.cli.commands.widen import widen
 from onebasin.cli.console import PYDANTIC, escape_controls, make_console, remember_arguments, wants_json
@@ -59,7 +60,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (inspect, align, merge, barrier, apply, canonical, widen, verify, demo):
+for command in (inspect, align, merge, barrier, apply, port, canonical, widen, verify, demo):
     app.command(no_args_is_help=command is not demo)(command)
 
 

@@ -1,0 +1,111 @@
+"""``onebasin port``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import onebasin as ob
+from onebasin.checkpoints import write_checkpoint
+from onebasin.checkpoints.adapters import is_adapter
+from onebasin.checkpoints.moving import move_file
+from onebasin.cli import inputs, options, outputs
+from onebasin.cli.console import Output
+from onebasin.landscape.evaluation import mean_loss
+from onebasin.matching.recommendation import AUTO
+
+
+def port(
+    fine_tuned: Annotated[
+        Path, typer.Argument(metavar="FINE_TUNED", help="A checkpoint trained further from OLD, or a LoRA of OLD.")
+    ],
+    base: Annotated[Path, typer.Option("--base", metavar="OLD", help="The checkpoint that FINE_TUNED started from.")],
+    to: Annotated[Path, typer.Option("--to", metavar="NEW", help="The checkpoint that the change is added to.")],
+    out: options.Out,
+    scale: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--scale",
+            metavar="NUMBER",
+            help="What the change is multiplied by, 1 if not given. Repeat to choose the best on --data.",
+        ),
+    ] = None,
+    architecture: options.Architecture = None,
+    input_shape: options.InputShape = None,
+    ignore: options.Ignore = None,
+    check: options.Check = None,
+    allow: options.Allow = False,
+    kinds: options.Kinds = "permutation",
+    method: options.Method = AUTO,
+    objective: options.Objective = None,
+    data: options.Data = None,
+    loss: options.Loss = "cross-entropy",
+    seed: options.Seed = 0,
+    settings: options.Settings = None,
+    device: options.Device = "cpu",
+    force: options.Force = False,
+    dry_run: options.DryRun = False,
+    json: options.Json = False,
+) -> None:
+    """Carry a fine-tune of OLD over to NEW, a network of the same architecture that was trained apart.
+
+    OLD is aligned to NEW, and what FINE_TUNED has more than OLD is moved in the same way and added to NEW. A LoRA comes back
+    as a LoRA of NEW of the same rank. OUT has the layout and the types of NEW, or of the LoRA. With --symmetry all, OUT is
+    in canonical form, see onebasin canonical.
+    """
+    output, scales = Output(json), scale or [1.0]
+    if len(scales) > 1 and data is None:
+        raise typer.BadParameter("the best of several is chosen on --data", param_hint="--scale")
+    alignment = inputs.read_alignment_options(
+        method=method, objective=objective, data=data, loss=loss, settings=settings, device=device, seed=seed
+    )
+    files = inputs.open_files([to, base, fine_tuned])
+    is_lora = is_adapter(files[2])
+    if is_lora and (scales != [1.0] or kinds != "permutation"):
+        raise ValueError(
+            f"{fine_tuned} is a LoRA: its scale is set where it is loaded, and it is moved by permutations; for others "
+            "write the transform with onebasin align and give it to onebasin apply"
+        )
+    sources = [*files, *inputs.list_input_files([architecture], [architecture, data, loss])]
+    like = files[2] if is_lora else files[0]
+    outputs.check_outputs(out, like, [file for file in sources if file is not like], [], force)
+    known = files[:2] if is_lora else files
+    models = inputs.read_models(output, known, architecture, input_shape, ignore, check, alignment.data, allow)
+    left_out = outputs.note_companions(output, (fine_tuned if is_lora else to, like))
+    outputs.show_inputs(output, [to, base, fine_tuned][: len(known)], models)
+    summary: dict[str, Any] = {
+        "command": "port", "fine_tuned": fine_tuned, "base": base, "to": to, "out": out, "kinds": kinds,
+        "kind": "lora" if is_lora else "model",
+    }  # fmt: skip
+    if dry_run:
+        outputs.finish_dry_run(output, {**summary, "notes": [*models.notes, *left_out]}, [out])
+        return
+    with output.progress() as progress, inputs.explain_data_errors(alignment.data):
+        new, old, *further = alignment.load(models, run=kinds != "permutation" or len(scales) > 1)
+        arguments = {"progress": progress, **alignment.symmetry_of(models, kinds), **alignment.arguments}
+        if is_lora:
+            found, chosen, losses = ob.align(old, to=new, **arguments), 1.0, {}
+            move_file(found.permutation, fine_tuned, "lora").write(out, force, progress)
+        else:
+            evaluate = mean_loss(inputs.read_loss(loss), inputs.read_data(data, "test")) if len(scales) > 1 else None
+            ported = ob.port(further[0], base=old, to=new, scale=scales, evaluate=evaluate, **arguments)
+            found, chosen, losses = ported.alignment, ported.scale, ported.losses
+            fixed = models.checkpoints[0]
+            write_checkpoint(out, outputs.cast_like(fixed, ported.model), fixed, force, progress)
+    notes = [*found.notes, *(() if is_lora else outputs.note_rounding(out, models.checkpoints[0]))]
+    for note in notes:
+        output.note(note)
+    output.show_facts({
+        "aligned by": found.method,
+        "distance": f"{found.start_cost:.6g} -> {found.cost:.6g} ({outputs.describe_cost(objective)})",
+        "scale": ", ".join(f"{each:g}: loss {value:.4g}" for each, value in losses.items()) or f"{chosen:g}",
+        **({"chosen": f"{chosen:g}"} if losses else {}),
+        "wrote": out,
+    })  # fmt: skip
+    output.finish({
+        **summary, "method": found.method, "cost": found.cost, "start_cost": found.start_cost, "scale": chosen,
+        "losses": {str(each): value for each, value in losses.items()},
+        "notes": [*models.notes, *left_out, *notes],
+    })  # fmt: skip

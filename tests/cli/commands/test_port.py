@@ -1,0 +1,86 @@
+import pytest
+import torch
+from cli_files import digest, load, write_llama
+from safetensors.torch import load_file, save_file
+
+import onebasin as ob
+
+MLP = ("--model", "cli_networks:make_mlp", "--input-shape", "1,1,8,8")
+
+
+@pytest.fixture
+def fine(folder):
+    """f.pt, trained further from a.safetensors; b.pt is a permuted copy of a, by p.safetensors."""
+    torch.manual_seed(0)
+    state = {key: value + 0.1 * torch.randn_like(value) for key, value in load_file(folder / "a.safetensors").items()}
+    torch.save(state, folder / "f.pt")
+    return state
+
+
+def test_a_fine_tune_arrives_in_the_order_of_the_new_base(onebasin, folder, fine):
+    before = digest(folder)
+    ran = onebasin("port", "f.pt", "--base", "a.safetensors", "--to", "b.pt", "-o", "o.pt", *MLP, "--json")
+    assert ran.code == 0, ran.err
+    assert ran.record["kind"] == "model"
+    assert ran.record["scale"] == 1.0
+    moved = ob.Permutation.load(folder / "p.safetensors").apply(fine)
+    for key, value in load(folder / "o.pt").items():
+        assert torch.allclose(value, moved[key], atol=1e-6)
+    assert {name: data for name, data in digest(folder).items() if name != "o.pt"} == before
+
+
+def test_the_best_of_several_scales_is_taken(onebasin, folder, fine):
+    arguments = ("port", "f.pt", "--base", "a.safetensors", "--to", "b.pt", "-o", "o.pt", *MLP)
+    ran = onebasin(
+        *arguments, "--scale", "0", "--scale", "1", "--data", "cli_networks:batches", "--method", "weight-matching", "--json"
+    )
+    assert ran.code == 0, ran.err
+    losses = ran.record["losses"]
+    assert float(min(losses, key=losses.get)) == ran.record["scale"]
+    assert set(losses) == {"0.0", "1.0"}
+    ran = onebasin(*arguments, "--scale", "0", "--scale", "1", "--force")
+    assert ran.code == 2
+    assert "--data" in ran.err
+
+
+def test_a_lora_stays_a_lora(onebasin, folder):
+    torch.manual_seed(0)
+    lora = {"base_model.model.3.lora_A.weight": torch.randn(2, 12), "base_model.model.3.lora_B.weight": torch.randn(12, 2)}
+    save_file(lora, folder / "lora.safetensors")
+    arguments = ("port", "lora.safetensors", "--base", "a.safetensors", "--to", "b.pt", "-o", "l.safetensors", *MLP)
+    ran = onebasin(*arguments, "--json")
+    assert ran.code == 0, ran.err
+    assert ran.record["kind"] == "lora"
+    assert onebasin("apply", "p.safetensors", "lora.safetensors", "-o", "m.safetensors").code == 0
+    ours, theirs = (load_file(folder / f"{name}.safetensors") for name in "lm")
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
+    ran = onebasin(*arguments, "--scale", "0.5", "--force")
+    assert ran.code == 3
+    assert "its scale is set where it is loaded" in ran.err
+
+
+def test_refusals_write_nothing(onebasin, folder, fine):
+    torch.save(torch.nn.Linear(3, 2).state_dict(), folder / "other.pt")
+    before = digest(folder)
+    for arguments, message in (
+        (("f.pt", "--base", "a.safetensors", "--to", "other.pt", "-o", "o.pt"), "other.pt"),
+        (("f.pt", "--base", "other.pt", "--to", "b.pt", "-o", "o.pt"), "other.pt"),
+        (("f.pt", "--base", "a.safetensors", "--to", "b.pt", "-o", "b.pt", "--force"), "b.pt"),
+        (("f.pt", "--base", "a.safetensors", "--to", "b.pt", "-o", "a.safetensors", "--force"), "a.safetensors"),
+        (("missing.pt", "--base", "a.safetensors", "--to", "b.pt", "-o", "o.pt"), "missing.pt"),
+    ):
+        ran = onebasin("port", *arguments, *MLP)
+        assert ran.code == 3, ran.err
+        assert message in ran.err
+    assert onebasin("port", "f.pt", "--base", "a.safetensors", "--to", "b.pt", "-o", "o.pt", *MLP, "--dry-run").code == 0
+    assert digest(folder) == before
+
+
+def test_a_folder_is_ported_and_loads(onebasin, folder):
+    transformers = pytest.importorskip("transformers")
+    for name, seed in (("old", 0), ("fine", 1), ("new", 2)):
+        write_llama(folder / name, seed)
+    ran = onebasin("port", "fine", "--base", "old", "--to", "new", "-o", "out", "--json")
+    assert ran.code == 0, ran.err
+    transformers.AutoModelForCausalLM.from_pretrained(folder / "out")
