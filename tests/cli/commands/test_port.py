@@ -84,3 +84,4 @@ def test_a_folder_is_ported_and_loads(onebasin, folder):
     ran = onebasin("port", "fine", "--base", "old", "--to", "new", "-o", "out", "--json")
     assert ran.code == 0, ran.err
     transformers.AutoModelForCausalLM.from_pretrained(folder / "out")
+    assert "What fine has more than old, carried over to new" in (folder / "out" / "README.md").read_text()

@@ -62,6 +62,7 @@ def test_a_folder_is_widened_and_loads(onebasin, folder):
     assert "rounded to bfloat16" in ran.err
     narrow, wide = (transformers.AutoModelForCausalLM.from_pretrained(folder / name).float() for name in "ac")
     assert wide.config.hidden_size == 24
+    assert "a in the width of b" in (folder / "c" / "README.md").read_text()
     ids = torch.arange(12).view(1, 12)
     ours, theirs = wide(ids).logits, narrow(ids).logits
     assert (ours - theirs).abs().max() < 0.05 * theirs.abs().max()

@@ -13,6 +13,7 @@ from onebasin.checkpoints.adapters import is_adapter
 from onebasin.checkpoints.moving import move_file
 from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
+from onebasin.cli.run_record import record_run
 from onebasin.landscape.evaluation import mean_loss
 from onebasin.matching.recommendation import AUTO
 
@@ -70,7 +71,8 @@ def port(
         )
     sources = [*files, *inputs.list_input_files([architecture], [architecture, data, loss])]
     like = files[2] if is_lora else files[0]
-    outputs.check_outputs(out, like, [file for file in sources if file is not like], [], force)
+    card = outputs.place_card(out, like)
+    outputs.check_outputs(out, like, [file for file in sources if file is not like], [card], force)
     known = files[:2] if is_lora else files
     models = inputs.read_models(output, known, architecture, input_shape, ignore, check, alignment.data, allow)
     left_out = outputs.note_companions(output, (fine_tuned if is_lora else to, like))
@@ -82,18 +84,25 @@ def port(
     if dry_run:
         outputs.finish_dry_run(output, {**summary, "notes": [*models.notes, *left_out]}, [out])
         return
+    made = None
+    if card is not None:
+        record = record_run(output, [fine_tuned, base, to], [files[2], files[1], files[0]], seed)
+        text = f"What {fine_tuned.name} has more than {base.name}, carried over to {to.name} by onebasin."
+        roles = [(fine_tuned, "the fine-tune"), (base, "its base"), (to, "the new base")]
+        made = record.make_card(out, text, roles, {"scale": ", ".join(f"{each:g}" for each in scales)})
+    beside = outputs.write_card(made)
     with output.progress() as progress, inputs.explain_data_errors(alignment.data):
         new, old, *further = alignment.load(models, run=kinds != "permutation" or len(scales) > 1)
         arguments = {"progress": progress, **alignment.symmetry_of(models, kinds), **alignment.arguments}
         if is_lora:
             found, chosen, losses = ob.align(old, to=new, **arguments), 1.0, {}
-            move_file(found.permutation, fine_tuned, "lora").write(out, force, progress)
+            move_file(found.permutation, fine_tuned, "lora").write(out, force, progress, beside)
         else:
             evaluate = mean_loss(inputs.read_loss(loss), inputs.read_data(data, "test")) if len(scales) > 1 else None
             ported = ob.port(further[0], base=old, to=new, scale=scales, evaluate=evaluate, **arguments)
             found, chosen, losses = ported.alignment, ported.scale, ported.losses
             fixed = models.checkpoints[0]
-            write_checkpoint(out, outputs.cast_like(fixed, ported.model), fixed, force, progress)
+            write_checkpoint(out, outputs.cast_like(fixed, ported.model), fixed, force, progress, beside)
     notes = [*found.notes, *(() if is_lora else outputs.note_rounding(out, models.checkpoints[0]))]
     for note in notes:
         output.note(note)

@@ -12,6 +12,7 @@ from onebasin.checkpoints import write_checkpoint
 from onebasin.checkpoints.configurations import check_differences, compare_tokenizers, find_folder
 from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
+from onebasin.cli.run_record import record_run
 
 
 def widen(
@@ -45,7 +46,8 @@ def widen(
     output = Output(json)
     files = inputs.open_files([checkpoint, like])
     named = inputs.list_input_files([architecture, wide_architecture], [architecture, wide_architecture])
-    outputs.check_outputs(out, files[1], [files[0], *named], [], force)
+    card = outputs.place_card(out, files[1])
+    outputs.check_outputs(out, files[1], [files[0], *named], [card], force)
     folders = [folder for path in (checkpoint, like) if (folder := find_folder(path)) is not None]
     differences = compare_tokenizers(*folders) if len(folders) == 2 else []
     if not allow:
@@ -76,7 +78,12 @@ def widen(
         output.show_facts(facts)
         outputs.finish_dry_run(output, summary, [out])
         return
+    made = None
+    if card is not None:
+        record = record_run(output, [checkpoint, like], files)
+        text = f"{checkpoint.name} in the width of {like.name}, by onebasin: it computes what it did."
+        made = record.make_card(out, text, [(checkpoint, "the model"), (like, "the width")], {})
     with output.progress() as progress:
-        write_checkpoint(out, outputs.cast_like(shape, result), shape, force, progress)
+        write_checkpoint(out, outputs.cast_like(shape, result), shape, force, progress, outputs.write_card(made))
     output.show_facts({**facts, "wrote": out})
     output.finish(summary)
