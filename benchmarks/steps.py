@@ -103,7 +103,7 @@ def our_step(model: nn.Module, to: nn.Module, symmetry: ob.Symmetry, kind: str) 
     problem = Problem(symmetry, source, target, tuple(source), objective.bind(to), model=to)
     net = make_net(model, symmetry, 0.5 if kind == LIGHT else 1.0)
     net = net.to(problem.device)
-    return make_step(problem, net, make_optimizer(net, lr=0.01))
+    return make_step(problem, net, make_optimizer(net, "adam", lr=0.01))
 
 
 def our_parts(model: nn.Module, to: nn.Module, symmetry: ob.Symmetry, device: str) -> dict[str, Run]:

@@ -58,7 +58,9 @@ def align_pairs(
     seed: int = 0,
     num_judged: int = 4,
 ) -> Found:
-    """Sinkhorn on all pairs at once: as ``align(..., polish=False, solver_steps=200)`` takes each pair with the same seed.
+    """Sinkhorn on all pairs at once, as ``align`` takes each pair with the same seed.
+
+    With the options ``optimizer="adam", polish=False, solver_steps=200``, and `check_every` as here.
 
     Args:
         model: of the architecture; its groups must have no parents.

@@ -1,4 +1,7 @@
-"""Our Adam is PyTorch's. Its kernel is compiled on a GPU, else interpreted if Triton is installed."""
+"""Our Adam is PyTorch's; by rows it is Adam on a row of one entry.
+
+The kernel is compiled on a GPU, else interpreted if Triton is installed.
+"""
 
 import os
 
@@ -6,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from onebasin.descent.adam import TritonAdam, make_adam
+from onebasin.descent.adam import RowAdam, TritonAdam, make_adam
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
@@ -75,7 +78,44 @@ def test_on_cuda_it_is_the_kernel_and_can_be_captured():
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-5)
 
 
-def test_moments_can_be_taken_out_and_put_back():
+def test_by_rows_a_single_entry_moves_as_in_adam():
+    generator = torch.Generator().manual_seed(0)
+    ours, theirs = (torch.ones(2, 5, 1, dtype=torch.float64).requires_grad_() for _ in range(2))
+    optimizers = RowAdam([ours], [0.1]), torch.optim.Adam([theirs], lr=0.1, eps=0.0)
+    for _ in range(30):
+        ours.grad = torch.randn(ours.shape, generator=generator, dtype=torch.float64)
+        theirs.grad = ours.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)  # the number of steps is a float32
+
+
+def test_by_rows_entries_move_in_proportion_to_their_gradients():
+    gradient = torch.tensor([[-4.0, 1.0, 2.0], [3e-20, 1e-20, 0.0], [0.0, 0.0, 0.0]])
+    param = torch.zeros(3, 3, dtype=torch.float64).requires_grad_()
+    param.grad = gradient.double()
+    RowAdam([param], [0.5]).step()
+    expected = torch.tensor([[0.5, -0.125, -0.25], [-0.5, -0.5 / 3, 0.0], [0.0, 0.0, 0.0]])
+    torch.testing.assert_close(param.detach(), expected.double(), rtol=1e-4, atol=0.0)
+
+
+def test_moments_of_one_kind_can_be_loaded_into_the_other():
+    torch.manual_seed(0)
+    param = torch.randn(2, 4, 4).requires_grad_()
+    by_entry, by_row = make_adam([param], [0.1]), RowAdam([param], [0.1])
+    for optimizer in (by_entry, by_row):
+        for _ in range(3):
+            param.grad = torch.randn(2, 4, 4)
+            optimizer.step()
+    squares = by_entry.moments()["square.0"]
+    by_row.load_moments(by_entry.moments())
+    assert torch.equal(by_row.moments()["square.0"], squares.amax(-1, keepdim=True))
+    by_entry.load_moments(by_row.moments())
+    assert torch.equal(by_entry.moments()["square.0"], squares.amax(-1, keepdim=True).expand_as(param))
+
+
+@pytest.mark.parametrize("make", [make_adam, RowAdam])
+def test_moments_can_be_taken_out_and_put_back(make):
     torch.manual_seed(0)
     start, gradients = torch.randn(4, 4), torch.randn(6, 4, 4)
 
@@ -86,12 +126,15 @@ def test_moments_can_be_taken_out_and_put_back():
         return param
 
     whole = torch.nn.Parameter(start.clone())
-    descend(whole, make_adam([whole], [0.1]), gradients)
+    descend(whole, make([whole], [0.1]), gradients)
     first = torch.nn.Parameter(start.clone())
-    optimizer = make_adam([first], [0.1])
-    assert optimizer.moments() == {}
+    optimizer = make([first], [0.1])
     descend(first, optimizer, gradients[:3])
     second = torch.nn.Parameter(first.detach().clone())
-    following = make_adam([second], [0.1])
+    following = make([second], [0.1])
     following.load_moments(optimizer.moments())
     assert torch.equal(descend(second, following, gradients[3:]), whole)
+
+
+def test_before_the_first_step_there_are_no_moments():
+    assert make_adam([torch.zeros(3, 3).requires_grad_()], [0.1]).moments() == {}

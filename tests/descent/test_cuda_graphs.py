@@ -254,7 +254,7 @@ def test_a_captured_random_point_is_drawn_anew():
     objective = ob.RandomPoint(nn.functional.cross_entropy).bind(a)
     problem = Problem(symmetry, states[0], states[1], tuple(states[0].shapes), objective, model=a)
     net = ob.RebasinNet(b, symmetry)
-    step = CapturedStep(make_step(problem, net, make_optimizer(net, 1e-9)), True, torch.device("cuda"))
+    step = CapturedStep(make_step(problem, net, make_optimizer(net, "adam", 1e-9)), True, torch.device("cuda"))
     for _ in range(NUM_WARMUP + 20):
         seen.append(round(float(step(batch)), 4))
     assert step.is_captured

@@ -1,5 +1,5 @@
 # pyright: reportIndexIssue=false
-"""Adam on a few tensors, with one kernel launch per tensor on CUDA."""
+"""Adam on a few tensors, with one kernel launch per tensor on CUDA, and Adam by rows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from onebasin.operator.launch import can_compile
 
 _BLOCK = 512  # entries per program
+_BETAS = (0.9, 0.999)
 
 
 class Optimizer(Protocol):
@@ -62,7 +63,7 @@ class TorchAdam(torch.optim.Adam):
         """See `Optimizer`."""
         for number, p in enumerate(self._parameters()):
             if f"mean.{number}" in moments:
-                mean, square = (moments[f"{name}.{number}"].to(p).clone() for name in ("mean", "square"))
+                mean, square = (moments[f"{name}.{number}"].to(p).expand_as(p).clone() for name in ("mean", "square"))
                 num_steps = moments["num_steps"].to(p.device, torch.float32).clone()
                 self.state[p] = {"step": num_steps, "exp_avg": mean, "exp_avg_sq": square}
 
@@ -70,33 +71,22 @@ class TorchAdam(torch.optim.Adam):
         return [p for group in self.param_groups for p in group["params"]]
 
 
-class TritonAdam:
-    """``torch.optim.Adam`` with its default betas, for float32 tensors on CUDA.
-
-    PyTorch's fused Adam gives each program 65,536 entries: two plans of 512 units are eight programs, on a GPU that can run
-    a hundred at a time. All tensors share one step count, so a tensor must have a gradient at every step or at none.
-    """
+class _OwnAdam:
+    """Moments of tensors that share one step count: each must have a gradient at every step or at none."""
 
     def __init__(self, params: Sequence[Tensor], rates: Sequence[float]):
         self._params, self._rates = list(params), list(rates)
-        self._moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in self._params]
-        self._num_steps = torch.zeros((), device=self._params[0].device)
+        self._moments = [(torch.zeros_like(p), self._make_square(p)) for p in self._params]
+        self._num_steps = torch.zeros((), device=self._params[0].device if self._params else None)
+
+    @staticmethod
+    def _make_square(param: Tensor) -> Tensor:
+        return torch.zeros_like(param)
 
     def zero_grad(self) -> None:
         """Clear the gradients."""
         for p in self._params:
             p.grad = None
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """Update the parameters that have a gradient, without reading anything back to the host."""
-        from onebasin.descent.adam_kernel import adam_step
-
-        self._num_steps += 1
-        for p, rate, moments in zip(self._params, self._rates, self._moments, strict=True):
-            if p.grad is not None:
-                arguments = (p, p.grad.contiguous(), *moments, self._num_steps, p.numel(), rate)
-                adam_step[(-(-p.numel() // _BLOCK),)](*arguments, BLOCK=_BLOCK, num_warps=4)
 
     def moments(self) -> dict[str, Tensor]:
         """See `Optimizer`."""
@@ -111,3 +101,55 @@ class TritonAdam:
         for number, (mean, square) in enumerate(self._moments):
             mean.copy_(moments[f"mean.{number}"])
             square.copy_(moments[f"square.{number}"])
+
+
+class TritonAdam(_OwnAdam):
+    """``torch.optim.Adam`` with its default betas, for float32 tensors on CUDA.
+
+    PyTorch's fused Adam gives each program 65,536 entries: two plans of 512 units are eight programs, on a GPU that can run
+    a hundred at a time.
+    """
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update the parameters that have a gradient, without reading anything back to the host."""
+        from onebasin.descent.adam_kernel import adam_step
+
+        self._num_steps += 1
+        for p, rate, moments in zip(self._params, self._rates, self._moments, strict=True):
+            if p.grad is not None:
+                arguments = (p, p.grad.contiguous(), *moments, self._num_steps, p.numel(), rate)
+                adam_step[(-(-p.numel() // _BLOCK),)](*arguments, BLOCK=_BLOCK, num_warps=4)
+
+
+class RowAdam(_OwnAdam):
+    """Adam with one second moment per row: that of the largest gradient in the row.
+
+    A row of logits is one choice among columns. Adam divides every entry by its own gradients, so that all columns move
+    equally far, and many steps pass before the best one stands out. Here the entries of a row move in proportion to their
+    gradients, the one with the largest by the learning rate. As in Adam, the scale of the cost does not matter.
+    """
+
+    @staticmethod
+    def _make_square(param: Tensor) -> Tensor:
+        return torch.zeros_like(param[..., :1])
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update the parameters that have a gradient, without reading anything back to the host."""
+        self._num_steps += 1
+        mean_share, square_share = (1 - torch.pow(beta, self._num_steps) for beta in _BETAS)
+        for p, rate, (mean, square) in zip(self._params, self._rates, self._moments, strict=True):
+            if p.grad is None:
+                continue
+            low, high = p.grad.aminmax(dim=-1, keepdim=True)
+            mean.lerp_(p.grad, 1 - _BETAS[0])
+            square.lerp_(torch.maximum(high, -low).square_(), 1 - _BETAS[1])
+            scale = (square_share / square).sqrt_().div_(mean_share)
+            scale.masked_fill_(square == 0, 0)  # a row without gradients stays where it is
+            p.addcmul_(mean, scale, value=-rate)
+
+    def load_moments(self, moments: Mapping[str, Tensor]) -> None:
+        """See `Optimizer`. Of second moments by entry the largest in each row is taken."""
+        rows = {k: v.amax(-1, keepdim=True) if k.startswith("square.") else v for k, v in moments.items()}
+        super().load_moments(rows)

@@ -168,10 +168,14 @@ class RebasinNet(nn.Module):
         logarithms = dict(zip(self._scales, self.logarithms, strict=True))
         return Transform(self.permutation(cost), logarithms, self._bases.matrices())
 
-    def candidates(self) -> list[Permutation]:
-        """The permutation closest to the plans and, if it differs, the one assigned on the logits, as the authors do."""
+    def candidates(self, plans: Mapping[str, Tensor] | None = None) -> list[Permutation]:
+        """The permutation closest to the plans and, if it differs, the one assigned on the logits, as the authors do.
+
+        Args:
+            plans: of these logits, if they have been computed.
+        """
         with torch.no_grad():
-            from_plans = harden(self.symmetry, joint_weights(self.symmetry, self.plans()))
+            from_plans = harden(self.symmetry, joint_weights(self.symmetry, self.plans() if plans is None else plans))
             from_logits = harden(self.symmetry, self.unstack(dict(self.logits.items())), carry=False)
         return [from_plans] if from_plans == from_logits else [from_plans, from_logits]
 

@@ -1,6 +1,7 @@
 """Descents on logits: the steps they take, how they are resumed, what does not fit into memory."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -19,16 +20,16 @@ from tests.relaxation.soft_cases import ALONE, arrange, case
 def test_a_descent_can_be_resumed():
     model = mlp()
     twin, symmetry, answer = planted(model, X)
-    first = ob.align(twin, to=model, symmetry=symmetry, steps=5, polish=False, detect_copy=False)
+    first = ob.align(twin, to=model, symmetry=symmetry, steps=1, polish=False, detect_copy=False)
     assert not first.converged
-    second = ob.align(twin, to=model, symmetry=symmetry, steps=95, polish=False, logits=first.logits)
+    second = ob.align(twin, to=model, symmetry=symmetry, steps=99, polish=False, logits=first.logits)
     assert second.history[0]["soft"] < first.history[0]["soft"]
     assert second.permutation == answer
 
 
 def test_a_resumed_descent_is_the_one_that_was_not_interrupted():
     a, b = pair()
-    options = {"example_inputs": X, "method": "sinkhorn", "polish": False, "patience": 100}
+    options = {"example_inputs": X, "method": "sinkhorn", "polish": False, "patience": 100, "check_every": 1}
     whole = ob.align(b, to=a, steps=20, **options)
     first = ob.align(b, to=a, steps=10, **options)
     second = ob.align(b, to=a, steps=10, logits=first.logits, **options)
@@ -36,6 +37,54 @@ def test_a_resumed_descent_is_the_one_that_was_not_interrupted():
     anew = ob.align(b, to=a, steps=10, logits={"logits.10": first.logits["logits.10"]}, **options)
     assert anew.history[0]["soft"] == second.history[0]["soft"]
     assert anew.history[-1]["soft"] != second.history[-1]["soft"]
+
+
+def test_by_rows_a_wide_copy_is_found_in_a_few_steps():
+    """Adam by entries needs more than ten steps for it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 130), nn.ReLU(), nn.Linear(130, 130), nn.ReLU(), nn.Linear(130, 5))
+    twin, symmetry, answer = planted(model, torch.zeros(1, 64))
+    options = {"symmetry": symmetry, "method": "sinkhorn", "polish": False, "detect_copy": False, "steps": 5}
+    found = ob.align(twin, to=model, **options)
+    assert found.permutation == answer
+    assert [entry["step"] for entry in found.history][:2] == [1, 2]  # the first looks come before the fifth step
+    assert ob.align(twin, to=model, optimizer="adam", **options).permutation != answer
+
+
+def find_looks(**options):
+    """The steps at which a descent on a trained pair looked, and the lowest cost by then."""
+    a, b = pair()
+    found = ob.align(b, to=a, example_inputs=X, method="sinkhorn", polish=False, detect_copy=False, **options)
+    return [entry["step"] for entry in found.history], [entry["best"] for entry in found.history]
+
+
+def test_looks_become_rarer_while_they_find_nothing_better():
+    steps, best = find_looks(steps=60, patience=60)
+    gaps = [after - before for before, after in itertools.pairwise(steps)]
+    assert max(gaps) == 4
+    after_gains = [gap for gap, (before, now) in zip(gaps[1:], itertools.pairwise(best), strict=False) if now < before]
+    assert after_gains
+    assert set(after_gains) == {1}
+    assert steps[-1] == 59
+
+
+def test_a_descent_that_ends_has_looked_at_its_end():
+    steps, _ = find_looks(steps=100, patience=7)
+    assert steps[-1] < 99
+    assert find_looks(steps=100, patience=7, check_every=50)[0][0] == 7
+
+
+def test_with_a_number_given_looks_come_at_that_distance():
+    assert find_looks(steps=20, patience=20, check_every=7)[0] == [6, 13, 19]
+
+
+def test_nothing_is_assigned_where_the_best_of_every_row_has_stayed(monkeypatch):
+    called = []
+    plain = ob.RebasinNet.candidates
+    monkeypatch.setattr(ob.RebasinNet, "candidates", lambda net, plans=None: called.append(1) or plain(net, plans))
+    steps, _ = find_looks(steps=100, patience=100, check_every=1)
+    assert len(steps) == 100
+    assert 1 < len(called) < 100
 
 
 def test_plans_that_do_not_fit_are_refused(monkeypatch):
@@ -54,7 +103,7 @@ def test_a_step_is_the_general_one(monkeypatch):
     ended = []
     for given in (objective, as_objective(lambda params, target, batch: objective(params, target))):
         twin = copy.deepcopy(net)
-        step = make_step(Problem(net.symmetry, source, target, keys, given), twin, make_optimizer(twin, 0.1))
+        step = make_step(Problem(net.symmetry, source, target, keys, given), twin, make_optimizer(twin, "row-adam", 0.1))
         costs = torch.stack([step(None) for _ in range(5)])
         ended.append((costs, twin.state_dict()))
     torch.testing.assert_close(ended[0], ended[1], rtol=1e-9, atol=1e-9)
@@ -86,7 +135,7 @@ def test_a_captured_step_is_the_plain_one(width):
         net = ob.RebasinNet(b, symmetry)
         problem = Problem(symmetry, source, target, keys, ob.WeightDistance(keys=keys))
         assert (find_distance(problem, net) is not None) == (width > 1024)
-        step = CapturedStep(make_step(problem, net, make_optimizer(net, 0.1)), capture, torch.device("cuda"))
+        step = CapturedStep(make_step(problem, net, make_optimizer(net, "row-adam", 0.1)), capture, torch.device("cuda"))
         costs = torch.stack([step(None).clone() for _ in range(NUM_WARMUP + 6)])
         assert step.is_captured == capture
         ended.append((costs, net.state_dict()))

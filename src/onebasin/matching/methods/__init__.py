@@ -39,7 +39,8 @@ class MethodOptions(TypedDict, total=False):
     """The options of all methods, for keyword arguments; each method's own are the fields of its class."""
 
     steps: int
-    lr: float
+    lr: float | None
+    optimizer: Literal["adam", "row-adam"] | None
     tau: float
     final_tau: float | None
     num_iters: int

@@ -11,16 +11,18 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from onebasin.descent.adam import Optimizer, make_adam
+from onebasin.descent.adam import Optimizer, RowAdam, make_adam
 from onebasin.descent.cuda_graphs import CapturedStep
 from onebasin.matching.methods.base import Match, Method, check_choice, check_count, check_flag, check_number
 from onebasin.matching.problem import Problem
 from onebasin.operator.implicit import choose_backend
 from onebasin.relaxation.distance import SoftDistance
+from onebasin.relaxation.objectives import Objective
 from onebasin.relaxation.plans import plan_shape
 from onebasin.relaxation.rebasin_net import SOLVER_STEPS, RebasinNet
 from onebasin.symmetries import Permutation, Symmetry
 
+OptimizerName = Literal["adam", "row-adam"]
 _LOGITS, _ADAM = "logits.", "adam."  # before the names of logits, and of Adam's moments, where both are saved
 
 
@@ -33,14 +35,17 @@ class Sinkhorn(Method):
 
     Attributes:
         steps: the most steps to take.
-        lr: step of Adam for a group of ten units.
+        lr: step of the optimiser for a group of ten units; if None, 1.0 by rows, else 0.2.
+        optimizer: "adam", or "row-adam", in which the entries of a row of logits share a second moment and move in
+            proportion to their gradients (see `onebasin.descent.adam.RowAdam`): copies are found in a few steps. By default
+            it is taken for objectives that use no data. Noisy gradients are better divided entry by entry.
         tau: temperature; with `final_tau` it falls geometrically to that.
         final_tau: see `tau`.
         num_iters: rounds of the Sinkhorn operator.
         gradient: through the operator, "implicit" or "unrolled".
         patience: stop after so many steps without a better hard permutation.
-        check_every: steps between two looks at the hard permutation; if None, 1 for groups of up to 128 units without data,
-            else 5: assigning large groups, or running data through the network, costs more than a step.
+        check_every: steps between two looks at the hard permutation. If None, 5 with data; without it 1 for groups of up to
+            128 units, else 5, and up to four times that while looks find nothing better.
         start: logits at the "identity" as in the paper, "scaled" so that every plan holds `mass` on it, or "random".
         mass: see `start`.
         noise: standard deviation of the noise added to the start.
@@ -52,7 +57,8 @@ class Sinkhorn(Method):
     """
 
     steps: int = 100
-    lr: float = 0.2
+    lr: float | None = None
+    optimizer: OptimizerName | None = None
     tau: float = 1.0
     final_tau: float | None = None
     num_iters: int = 20
@@ -75,7 +81,7 @@ class Sinkhorn(Method):
         check_count("num_iters", self.num_iters, at_least=1)
         check_count("solver_steps", self.solver_steps, at_least=1)
         check_count("check_every", self.check_every, at_least=1, optional=True)
-        check_number("lr", self.lr, above=0)
+        check_number("lr", self.lr, above=0, optional=True)
         check_number("tau", self.tau, above=0)
         check_number("final_tau", self.final_tau, above=0, optional=True)
         check_number("mass", self.mass, above=0, below=1)
@@ -84,6 +90,8 @@ class Sinkhorn(Method):
         self._check_logits()
         check_choice("start", self.start, "identity", "scaled", "random")
         check_choice("gradient", self.gradient, "implicit", "unrolled")
+        if self.optimizer is not None:
+            check_choice("optimizer", self.optimizer, "adam", "row-adam")
         if self.capture and self.final_tau is not None:
             raise ValueError("capture=True needs a tau that stays as it is: final_tau must be None")
 
@@ -130,28 +138,33 @@ class Sinkhorn(Method):
     def match(self, problem: Problem) -> Match:
         """Descend from the start that the options name."""
         net, saved = self._make_net(problem), self.logits or {}
-        optimizer = make_optimizer(net, self.lr)
+        optimizer = make_optimizer(net, self.optimizer or choose_optimizer(problem.objective), self.lr)
         if moments := {key.removeprefix(_ADAM): value for key, value in saved.items() if key.startswith(_ADAM)}:
             optimizer.load_moments(moments)
         capture = self._can_be_captured(problem, net) if self.capture is None else self.capture
         take_step = CapturedStep(make_step(problem, net, optimizer), capture, problem.device)
-        search = _Descent(problem)
+        search = _Descent(problem, self._choose_looks(problem, net))
         stream = problem.stream()
-        small = not problem.objective.uses_data and max(map(int, net.logits), default=0) <= 128
-        check_every = self.check_every or (1 if small else 5)
         step = -1
         for step in range(self.steps if problem.symmetry.groups else 0):
             if self.final_tau is not None:
                 net.tau = self.tau * (self.final_tau / self.tau) ** (step / max(self.steps - 1, 1))
             problem.progress("descent", step, self.steps)
             cost = take_step(next(stream))
-            if (step + 1) % check_every == 0 or step == self.steps - 1:
+            if search.is_due(step) or step == self.steps - 1 or search.is_finished(step, self.patience):
                 search.look(net, step, float(cost))
             if search.is_finished(step, self.patience):
                 break
         converged = self.steps == 0 or step < self.steps - 1
         logits = net.state_dict() | {f"{_ADAM}{key}": value for key, value in optimizer.moments().items()}
         return Match(search.best, search.cost, converged, search.alternatives(), logits)
+
+    def _choose_looks(self, problem: Problem, net: RebasinNet) -> _Looks:
+        if self.check_every is not None:
+            return _Looks(self.check_every)
+        if problem.objective.uses_data:
+            return _Looks(5)
+        return _Looks(1, 4) if max(map(int, net.logits), default=0) <= 128 else _Looks(5, 20, early=(2, 3))
 
     def _make_net(self, problem: Problem) -> RebasinNet:
         identity = problem.symmetry.identity()
@@ -178,9 +191,16 @@ class Sinkhorn(Method):
         return self.final_tau is None and problem.objective.can_be_captured and on_triton
 
 
-def make_optimizer(net: RebasinNet, lr: float) -> Optimizer:
-    """Adam on the logits; the step of each group grows with the logarithm of its size."""
-    return make_adam(list(net.logits.values()), [lr * max(math.log10(int(n)), 1.0) for n in net.logits])
+def choose_optimizer(objective: Objective) -> OptimizerName:
+    """By rows where gradients have no noise."""
+    return "adam" if objective.uses_data else "row-adam"
+
+
+def make_optimizer(net: RebasinNet, name: OptimizerName, lr: float | None = None) -> Optimizer:
+    """An optimiser of the logits; the step of each group grows with the logarithm of its size."""
+    make, default = {"adam": (make_adam, 0.2), "row-adam": (RowAdam, 1.0)}[name]
+    rates = [(lr or default) * max(math.log10(int(n)), 1.0) for n in net.logits]
+    return make(list(net.logits.values()), rates)
 
 
 def make_step(problem: Problem, net: RebasinNet, optimizer: Optimizer) -> Callable[[Any], Tensor]:
@@ -234,25 +254,63 @@ def available_memory(device: torch.device) -> int | None:
         return None
 
 
+@dataclass(frozen=True)
+class _Looks:
+    """When to look at the hard permutation, which costs as much as several steps.
+
+    Attributes:
+        gap: steps between two looks, after one that found a better permutation.
+        longest: the gap doubles up to this while looks find nothing better; None if it stays as it is.
+        early: looks in the first gap, numbers of steps: most copies are found there.
+    """
+
+    gap: int
+    longest: int | None = None
+    early: tuple[int, ...] = ()
+
+    def lengthen(self, gap: int) -> int:
+        """The gap after a look that found nothing better."""
+        return gap if self.longest is None else min(2 * gap, self.longest)
+
+
 class _Descent:
     """The best hard permutation so far, the identity to begin with: no result costs more than the start."""
 
-    def __init__(self, problem: Problem):
-        self.problem = problem
+    def __init__(self, problem: Problem, looks: _Looks):
+        self.problem, self.looks = problem, looks
         self.best = self.last = problem.symmetry.identity()
         self.cost = problem.cost(self.best)
         self.seen: tuple[list[Permutation], list[float]] = ([], [])
-        self.last_gain = -1
+        self.columns: list[Tensor] = []  # the best of each row when the candidates were assigned
+        self.last_gain = self.last_look = -1
+        self.gap = looks.gap
+
+    def is_due(self, step: int) -> bool:
+        """Whether to look after this step."""
+        return step - self.last_look >= self.gap or step + 1 in self.looks.early
 
     def look(self, net: RebasinNet, step: int, soft: float) -> None:
-        candidates = net.candidates()
+        candidates = self._find_candidates(net)
         if candidates != self.seen[0]:  # judging costs as much as several steps, and late in the descent nothing changes
             self.seen = candidates, [self.problem.cost(c) for c in candidates]
         cost = min(self.seen[1])
         self.last = candidates[self.seen[1].index(cost)]
         self.problem.report({"step": step, "soft": soft, "hard": cost, "gap": cost - soft, "best": min(cost, self.cost)})
-        if cost < self.cost:
+        is_better = cost < self.cost
+        self.gap = self.looks.gap if is_better or step < self.looks.gap else self.looks.lengthen(self.gap)
+        self.last_look = -1 if step + 1 in self.looks.early else step
+        if is_better:
             self.best, self.cost, self.last_gain = self.last, cost, step
+
+    def _find_candidates(self, net: RebasinNet) -> list[Permutation]:
+        """Those of the last look if the best column of every row is the same: nothing is assigned then."""
+        with torch.no_grad():
+            plans = net.stacked_plans()
+            columns = [stack.argmax(-1) for stack in (*plans.values(), *net.logits.values())]
+        if self.columns and all(map(torch.equal, columns, self.columns)):
+            return self.seen[0]
+        self.columns = columns
+        return net.candidates(net.unstack(plans))
 
     def alternatives(self) -> tuple[Permutation, ...]:
         """Where the descent ended, which may lie in a better basin than the best permutation."""
