@@ -7,7 +7,7 @@ import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
 import onebasin as ob
-from benchmarks import descent, measuring
+from benchmarks import copy_descents, descent, measuring
 from benchmarks.align_tables import load_records
 from benchmarks.growth import fit_exponent
 from benchmarks.measuring import run_sizes
@@ -33,6 +33,12 @@ def test_the_floor_of_a_real_network():
     parts = descent.our_parts(make_task("mlp", None, "cpu"))
     assert descent.count_flops(parts["step"]) == pytest.approx(count_flops(512, "L2"), rel=0.01)
     assert descent.count_flops(parts["distance"]) == descent.count_flops(parts["step"])
+
+
+def test_a_whole_descent_on_a_copy():
+    records = copy_descents.measure("mlp", {"ours": copy_descents.OURS["ours"]}, rounds=1)
+    assert [(r["exact"], r["steps"] <= 5) for r in records] == [(True, True)]
+    assert copy_descents.describe(records).endswith("| 1.00 | 1.00 |")
 
 
 def test_exponents():
