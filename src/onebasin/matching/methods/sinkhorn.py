@@ -38,7 +38,7 @@ class Sinkhorn(Method):
         lr: step of the optimiser for a group of ten units; if None, 1.0 by rows, else 0.2.
         optimizer: "adam", or "row-adam", in which the entries of a row of logits share a second moment and move in
             proportion to their gradients (see `onebasin.descent.adam.RowAdam`): copies are found in a few steps. By default
-            it is taken for objectives that use no data. Noisy gradients are better divided entry by entry.
+            it is taken for objectives that use no data.
         tau: temperature; with `final_tau` it falls geometrically to that.
         final_tau: see `tau`.
         num_iters: rounds of the Sinkhorn operator.
@@ -192,7 +192,7 @@ class Sinkhorn(Method):
 
 
 def choose_optimizer(objective: Objective) -> OptimizerName:
-    """By rows where gradients have no noise."""
+    """By rows without data; with it results were mixed."""
     return "adam" if objective.uses_data else "row-adam"
 
 
