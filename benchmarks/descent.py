@@ -51,8 +51,8 @@ def our_parts(task: Task) -> Parts:
     problem = Problem(symmetry, source, target, keys, objective, model=task.to)
     hidden = replace(problem, objective=as_objective(lambda params, target, batch: objective(params, target)))
     net, twin = (ob.RebasinNet(task.model, symmetry) for _ in range(2))
-    step = make_step(problem, net, make_optimizer(net, "row-adam"))
-    general = make_step(hidden, twin, make_optimizer(twin, "row-adam"))
+    step = make_step(problem, net, make_optimizer(net, "adam"))
+    general = make_step(hidden, twin, make_optimizer(twin, "adam"))
     for _ in range(NUM_WARM):
         step(None)
         general(None)

@@ -17,7 +17,6 @@ from onebasin.matching.methods.base import Match, Method, check_choice, check_co
 from onebasin.matching.problem import Problem
 from onebasin.operator.implicit import choose_backend
 from onebasin.relaxation.distance import SoftDistance
-from onebasin.relaxation.objectives import Objective
 from onebasin.relaxation.plans import plan_shape
 from onebasin.relaxation.rebasin_net import SOLVER_STEPS, RebasinNet
 from onebasin.symmetries import Permutation, Symmetry
@@ -35,10 +34,9 @@ class Sinkhorn(Method):
 
     Attributes:
         steps: the most steps to take.
-        lr: step of the optimiser for a group of ten units; if None, 1.0 by rows, else 0.2.
+        lr: step of the optimiser for a group of ten units; if None, 0.2 for "adam" and 1.0 for "row-adam".
         optimizer: "adam", or "row-adam", in which the entries of a row of logits share a second moment and move in
-            proportion to their gradients (see `onebasin.descent.adam.RowAdam`): copies are found in a few steps. By default
-            it is taken for objectives that use no data.
+            proportion to their gradients (see `onebasin.descent.adam.RowAdam`): copies are found in a few steps.
         tau: temperature; with `final_tau` it falls geometrically to that.
         final_tau: see `tau`.
         num_iters: rounds of the Sinkhorn operator.
@@ -58,7 +56,7 @@ class Sinkhorn(Method):
 
     steps: int = 100
     lr: float | None = None
-    optimizer: OptimizerName | None = None
+    optimizer: OptimizerName = "adam"
     tau: float = 1.0
     final_tau: float | None = None
     num_iters: int = 20
@@ -90,8 +88,7 @@ class Sinkhorn(Method):
         self._check_logits()
         check_choice("start", self.start, "identity", "scaled", "random")
         check_choice("gradient", self.gradient, "implicit", "unrolled")
-        if self.optimizer is not None:
-            check_choice("optimizer", self.optimizer, "adam", "row-adam")
+        check_choice("optimizer", self.optimizer, "adam", "row-adam")
         if self.capture and self.final_tau is not None:
             raise ValueError("capture=True needs a tau that stays as it is: final_tau must be None")
 
@@ -138,7 +135,7 @@ class Sinkhorn(Method):
     def match(self, problem: Problem) -> Match:
         """Descend from the start that the options name."""
         net, saved = self._make_net(problem), self.logits or {}
-        optimizer = make_optimizer(net, self.optimizer or choose_optimizer(problem.objective), self.lr)
+        optimizer = make_optimizer(net, self.optimizer, self.lr)
         if moments := {key.removeprefix(_ADAM): value for key, value in saved.items() if key.startswith(_ADAM)}:
             optimizer.load_moments(moments)
         capture = self._can_be_captured(problem, net) if self.capture is None else self.capture
@@ -189,11 +186,6 @@ class Sinkhorn(Method):
         """Whether a step is known to run without the host: in plain PyTorch the operator reads values back as it goes."""
         on_triton = all(choose_backend(logits) == "triton" for logits in net.parameters())
         return self.final_tau is None and problem.objective.can_be_captured and on_triton
-
-
-def choose_optimizer(objective: Objective) -> OptimizerName:
-    """By rows without data; with it results were mixed."""
-    return "adam" if objective.uses_data else "row-adam"
 
 
 def make_optimizer(net: RebasinNet, name: OptimizerName, lr: float | None = None) -> Optimizer:
