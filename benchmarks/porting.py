@@ -78,7 +78,7 @@ def main() -> None:
                     return train(copy.deepcopy(model), function(images[chosen]), labels[chosen], 0, epochs, lr=1e-3)
 
                 every = torch.arange(len(images))
-                fine = refine(old, every, 5)
+                fine = refine(old, every, 15)
                 naive = copy.deepcopy(new)
                 naive.load_state_dict(ob.interpolate([new, fine, old], [1, 1, -1]))
                 results = {"NEW as it is": new, "added as it is": naive}
@@ -86,7 +86,7 @@ def main() -> None:
                     results[name] = ob.port(fine, base=old, to=new, example_inputs=images[:2], **arguments).model
                 for count in FEW:
                     results[f"NEW trained on {count} per class"] = refine(new, choose(labels, count), 50)
-                results["NEW trained on all images"] = refine(new, every, 5)
+                results["NEW trained on all images"] = refine(new, every, 15)
                 for name, model in results.items():
                     found = [accuracy(model, x, test_labels) for x in (function(test_images), test_images)]
                     rows.setdefault(name, []).append((found[0], found[1]))
