@@ -246,7 +246,7 @@ def _correct(state: StateDict, symmetry: Symmetry, recipe: _Recipe, norms: _Norm
     for name, (made, read) in recipe.matrices.items():
         basis = symmetry.bases[name]
         bases[name] = replace(basis, places={key: at for key, at in basis.places.items() if key not in norms.offsets})
-        plans |= pair(name, made, read)
+        plans |= pair(name, made.to(state.device), read.to(state.device))
     divided = {key: state[key] / factor for key, factor in recipe.factors.items()}
     return {**state, **divided, **MixedTensors(bases, symmetry.layouts).mix_with({**state, **divided}, plans)}
 
