@@ -3,7 +3,7 @@
 import torch
 
 import onebasin as ob
-from onebasin.matching.scores import innermost_axes, member_blocks, products, reduce_to
+from onebasin.matching.scores import has_siblings, innermost_axes, member_blocks, products, reduce_to
 
 STATE = {"heads": torch.randn(6, 5, dtype=torch.float64), "bias": torch.randn(2, dtype=torch.float64)}
 SYMMETRY = ob.Symmetry.from_axes({"heads": "(h d) i", "bias": "h"}, ["h", "d[h]"], STATE)
@@ -21,6 +21,15 @@ def test_a_parent_counts_through_its_children():
     assert innermost_axes(SYMMETRY.groups, block) == {1: [0, 1]}
     (block,) = member_blocks(SYMMETRY.layouts["bias"], SYMMETRY.groups, STATE["bias"])
     assert innermost_axes(SYMMETRY.groups, block) == {0: [0]}
+
+
+def test_members_of_one_parent_are_siblings_where_they_meet():
+    axes = {"gains": "h", "values": "(h d) i", "outputs": "i (h q d)", "beside": "(h q)+(h d) i"}
+    shapes = {"gains": (2,), "values": (6, 5), "outputs": (5, 24), "beside": (14, 5)}
+    state = {key: torch.zeros(shape) for key, shape in shapes.items()}
+    symmetry = ob.Symmetry.from_axes(axes, ["h", "q[h]", "d[h]"], state)
+    assert [has_siblings(symmetry, key, symmetry.groups) for key in axes] == [False, False, True, False]
+    assert not has_siblings(symmetry, "outputs", {"q": symmetry.groups["q"]})
 
 
 def test_products_are_those_of_loops():

@@ -35,6 +35,14 @@ def innermost_axes(members: Mapping[str, Group], block: Block) -> dict[int, list
     return {a: chain for a, chain in chains.items() if not any(a in other[:-1] for other in chains.values())}
 
 
+def has_siblings(symmetry: Symmetry, key: str, members: Mapping[str, Group]) -> bool:
+    """Whether several members meet on a block of a tensor of which none is a parent of the others."""
+    layout = symmetry.layouts[key]
+    shape_only = torch.empty([term.size for term in layout], device="meta")
+    blocks = member_blocks(layout, members, shape_only)
+    return any(len({block.labels[axis] for axis in innermost_axes(members, block)}) > 1 for block in blocks)
+
+
 def reduce_to(tensor: Tensor, axes: list[int], reduction: Callable[..., Tensor] = torch.sum) -> Tensor:
     """Sum, or reduce otherwise, over all axes but these, which come in the order given."""
     others = [axis for axis in range(tensor.dim()) if axis not in axes]

@@ -16,9 +16,9 @@ from tests.basis_networks import MLP, Attention, D, Model, RMSNorm
 class Tokens(nn.Module):
     """Reads tokens, so that its stream is told by many vectors."""
 
-    def __init__(self, norm: type[nn.Module], rotate: str = ""):
+    def __init__(self, norm: type[nn.Module], rotate: str = "", heads: int = 2):
         super().__init__()
-        self.inner = Model([Attention(rotate=rotate), MLP()], [norm(D) for _ in range(3)])
+        self.inner = Model([Attention(heads, rotate=rotate), MLP()], [norm(D) for _ in range(3)])
         self.inner.embed = nn.Embedding(40, D)
         self.inner.head = nn.Linear(D, 40)
 
@@ -26,10 +26,12 @@ class Tokens(nn.Module):
         return self.inner(x)
 
 
-def plant(norm: type[nn.Module], rotated: bool = True, rotate: str = "") -> tuple[nn.Module, nn.Module, torch.Tensor]:
+def plant(
+    norm: type[nn.Module], rotated: bool = True, rotate: str = "", heads: int = 2
+) -> tuple[nn.Module, nn.Module, torch.Tensor]:
     """A model, and the same one with units permuted and rotated at random, or mixed by any invertible matrices."""
     torch.manual_seed(0)
-    model, x = Tokens(norm, rotate).double().eval(), torch.randint(0, 40, (2, 5))
+    model, x = Tokens(norm, rotate, heads).double().eval(), torch.randint(0, 40, (2, 5))
     symmetry = ob.symmetry(model, x, kinds="all")
     drawn = ob.Transform.random(symmetry, torch.Generator().manual_seed(1))
     matrices = drawn.matrices
@@ -63,6 +65,15 @@ def test_planted_rotary_bases_are_undone_without_data(rotate):
     found = ob.align(moved, to=model, example_inputs=x, kinds="all", scaling=ob.Scaling(steps=0))
     assert any(basis.is_rotary for basis in found.transform.symmetry.bases.values())
     assert found.cost < 1e-6 * found.start_cost
+
+
+@pytest.mark.parametrize("rotate", ["", "halves"])
+def test_grouped_queries_are_ordered_after_their_keys_and_values(rotate):
+    model, moved, x = plant(RMSNorm, rotated=False, rotate=rotate, heads=8)
+    options = {"example_inputs": x, "kinds": "all", "scaling": ob.Scaling(steps=0)}
+    found = ob.align(moved, to=model, method=ob.WeightMatching(max_sweeps=1), **options)
+    assert found.converged
+    assert found.cost < 1e-12 * found.start_cost
 
 
 class Odd(nn.Module):

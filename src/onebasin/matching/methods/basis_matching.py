@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from onebasin.matching.closest_transforms import EQUAL, can_stretch, distance, stretch
 from onebasin.matching.problem import Problem
-from onebasin.matching.scores import inner_product, order_from_anchors, score, touched_keys
+from onebasin.matching.scores import has_siblings, inner_product, order_from_anchors, score, touched_keys
 from onebasin.relaxation.hardening import harden, joint_groups
 from onebasin.symmetries import Basis, Group, Permutation, Symmetry, Transform
 from onebasin.symmetries.basis_matrices import complement_of_ones, turn
@@ -115,8 +115,9 @@ def sweep_transforms(
 ) -> tuple[Transform, bool]:
     """Bring the weights together by permutations and rotations, and in the end by scales and invertible matrices.
 
-    In the first sweep a group is judged by the tensors whose other groups have been decided, where there are any. Scales and
-    matrices are chosen there too if they explain most of these tensors: so a transformed copy is found in one sweep.
+    In the first sweep a group is judged by the tensors whose other groups have been decided, where there are any: of grouped
+    queries, key-value heads and their units by keys and values, then query heads by queries and outputs. Scales and matrices
+    are chosen there too if they explain most of these tensors: so a transformed copy is found in one sweep.
 
     Args:
         problem: what to match.
@@ -186,8 +187,10 @@ class _Sweeps:
             if number == 0:
                 judged = _trusted(self.symmetry, keys, self.decided | members)
                 step = self._begin(judged)
-                step = self._extend(step, self._decide(step.before, groups, judged))
-                step = self._extend(step, stretch(problem, step.after, members, judged, _EXPLAINED))
+                for chosen, telling in _stages(self.symmetry, groups, judged):
+                    step = self._extend(step, self._decide(step.after, chosen, telling))
+                    update = stretch(problem, step.after, {group.name for group in chosen}, telling, _EXPLAINED)
+                    step = self._extend(step, update)
                 self._take(step, keys)
                 self.decided |= members
                 num_moved += 1
@@ -285,3 +288,17 @@ class _Step(NamedTuple):
 def _trusted(symmetry: Symmetry, keys: list[str], decided: Collection[str]) -> list[str]:
     """The tensors on which no other groups are left to decide; all if there are none."""
     return [key for key in keys if names(symmetry.layouts[key]) & symmetry.groups.keys() <= set(decided)] or keys
+
+
+def _stages(symmetry: Symmetry, groups: list[Group], keys: list[str]) -> Iterator[tuple[list[Group], list[str]]]:
+    """Joint groups in the order in which their scores can be trusted, each part with the tensors to judge it by.
+
+    Query heads and value units, for example, are both inside key-value heads, and outputs have both on them: while the order
+    of the query heads is unknown, outputs say nothing about value units. Groups that no tensor has on it are left out.
+    """
+    left = {group.name: group for group in groups}
+    while keys := [key for key in keys if names(symmetry.layouts[key]) & left.keys()]:
+        telling = [key for key in keys if not has_siblings(symmetry, key, left)] or keys
+        found = set().union(*(names(symmetry.layouts[key]) for key in telling))
+        yield [group for name, group in left.items() if name in found], telling
+        left = {name: group for name, group in left.items() if name not in found}
