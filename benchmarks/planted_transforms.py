@@ -84,10 +84,12 @@ def run(name: str, num_layers: int | None, threads: int, folder: Path) -> dict[s
     error = max(float((found.model[key] - target[key]).norm() / target[key].norm()) for key in shapes)
     return {
         "network": name,
+        "commit": find_commit(),
         "parameters": sum(v.numel() for k, v in shapes.items() if not any(k in keys[1:] for keys in symmetry.ties)),
         "kinds": dict(Counter(basis.kind for basis in symmetry.bases.values())) | {"positive": len(symmetry.scales)},
         "groups": len(symmetry.groups),
         "cost": [found.start_cost, found.cost],
+        "sweeps": len(found.history),
         "largest relative error of a tensor": error,
         "layers": num_layers or "all",
         "threads": threads,
@@ -131,8 +133,7 @@ def main() -> None:
             shutil.rmtree(folder)
         print(json.dumps(records[-1]), flush=True)
     if options.out:
-        header = {"torch": torch.__version__, "commit": find_commit()}
-        options.out.write_text(json.dumps({**header, "records": records}, indent=1) + "\n")
+        options.out.write_text(json.dumps({"torch": torch.__version__, "records": records}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
