@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import onebasin as ob
-from benchmarks.architectures import declare_torchvision_operators
+from onebasin.cli.torchvision_operators import declare_missing_operators
 
 
 def mlp(width: int) -> tuple[nn.Module, Tensor]:
@@ -26,7 +26,7 @@ def mlp(width: int) -> tuple[nn.Module, Tensor]:
 
 
 def vision(name: str) -> tuple[nn.Module, Tensor]:
-    declare_torchvision_operators()
+    declare_missing_operators()
     from torchvision import models
 
     return getattr(models, name)(weights=None), torch.rand(1, 3, 64, 64)

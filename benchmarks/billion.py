@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 import onebasin as ob
-from benchmarks.architectures import declare_torchvision_operators
 from benchmarks.measuring import find_commit
 from onebasin.checkpoints import Checkpoint, fit_names, open_checkpoint, write_checkpoint
 from onebasin.checkpoints.checkpoint import FileLayout
+from onebasin.cli.torchvision_operators import declare_missing_operators
 
 SHAPE = {
     "hidden_size": 2048, "num_hidden_layers": 16, "intermediate_size": 8192, "num_attention_heads": 32,
@@ -35,7 +35,7 @@ _SHARD_BYTES = 5 * 10**8
 
 def make_symmetry(config: dict[str, Any]) -> tuple[ob.Symmetry, dict[str, Tensor]]:
     """The symmetry, traced on the meta device, and the state as meta tensors."""
-    declare_torchvision_operators()
+    declare_missing_operators()
     from transformers import LlamaConfig, LlamaForCausalLM
 
     with torch.device("meta"):

@@ -20,17 +20,17 @@ import torch
 from torch import Tensor, nn
 
 import onebasin as ob
-from benchmarks.architectures import declare_torchvision_operators
 from benchmarks.billion import peak_gigabytes, random_checkpoint
 from benchmarks.measuring import find_commit
 from onebasin.checkpoints import fit_names, open_checkpoint, write_checkpoint
+from onebasin.cli.torchvision_operators import declare_missing_operators
 
 NETWORKS = ("vit-b", "gpt2", "llama-1b")
 
 
 def make_network(name: str, num_layers: int | None) -> tuple[nn.Module, dict[str, Tensor]]:
     """A network whose parameters take no memory, with inputs; all layers if their number is None."""
-    declare_torchvision_operators()  # transformers imports it
+    declare_missing_operators()  # transformers imports it
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, ViTConfig, ViTForImageClassification
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 

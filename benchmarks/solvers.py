@@ -23,10 +23,10 @@ import torch
 from torch import nn
 
 import onebasin as ob
-from benchmarks.architectures import declare_torchvision_operators
 from benchmarks.copies import make_network
 from benchmarks.pairs import Pair, load_pair
 from benchmarks.plain_matching import match_plainly
+from onebasin.cli.torchvision_operators import declare_missing_operators
 from onebasin.relaxation import hardening
 
 State = dict[str, torch.Tensor]
@@ -41,7 +41,7 @@ def make(name: str) -> tuple[nn.Module, Any]:
         layers = [nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)]
         return nn.Sequential(*layers).eval(), torch.rand(1, 784)
     if name == "gpt2":
-        declare_torchvision_operators()  # transformers imports it
+        declare_missing_operators()  # transformers imports it
         import transformers
 
         config = transformers.GPT2Config(use_cache=False)

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.architectures import declare_torchvision_operators
+from onebasin.cli.torchvision_operators import declare_missing_operators
 
 State = dict[str, Tensor]
 
 
 def require_authors() -> Any:
     """The package, or a message that says how to get it."""
-    declare_torchvision_operators()
+    declare_missing_operators()
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             import rebasin

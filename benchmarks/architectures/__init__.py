@@ -3,7 +3,7 @@
 Nothing is downloaded: weights are random, as the constructors make them. Inputs are small where the architecture allows.
 """
 
-from benchmarks.architectures.architecture import Architecture, Example, NotMade, declare_torchvision_operators
+from benchmarks.architectures.architecture import Architecture, Example, NotMade
 from benchmarks.architectures.diffusers_models import diffusers_architectures
 from benchmarks.architectures.geometric_models import geometric_architectures
 from benchmarks.architectures.peft_models import peft_architectures
@@ -28,6 +28,5 @@ __all__ = [
     "Architecture",
     "Example",
     "NotMade",
-    "declare_torchvision_operators",
     "torchvision_architectures",
 ]

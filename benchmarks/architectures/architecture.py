@@ -69,15 +69,3 @@ def images(channels: int = 3) -> Inputs:
 def tokens(batch: int, length: int, vocabulary: int) -> Tensor:
     """Token ids; the first three are left to special tokens."""
     return torch.randint(3, vocabulary, (batch, length))
-
-
-def declare_torchvision_operators() -> None:
-    """The registry's torchvision is built for CUDA: on CPU torch two of its operators must be declared first."""
-    if torch.cuda.is_available() or _LIBRARY:
-        return
-    _LIBRARY.append(torch.library.Library("torchvision", "DEF"))
-    for name in ("nms", "qnms"):
-        _LIBRARY[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-
-_LIBRARY: list[torch.library.Library] = []

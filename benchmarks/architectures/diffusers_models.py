@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.architectures.architecture import Architecture, Example, NotMade, declare_torchvision_operators
+from benchmarks.architectures.architecture import Architecture, Example, NotMade
+from onebasin.cli.torchvision_operators import declare_missing_operators
 
 _TEXT = 24
 """Width of what stands for a text."""
@@ -541,7 +542,7 @@ _MODELS: dict[str, tuple[Any, ...]] = {
 
 def diffusers_architectures() -> Iterator[Architecture]:
     """Every one of them."""
-    declare_torchvision_operators()
+    declare_missing_operators()
     for name in _MODELS:
         kind = "U-Net" if "UNet" in name else ""
         yield Architecture("diffusers", name, lambda name=name: _make(name), kind=kind)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.architectures.architecture import Architecture, Example, NotMade, declare_torchvision_operators
+from benchmarks.architectures.architecture import Architecture, Example, NotMade
+from onebasin.cli.torchvision_operators import declare_missing_operators
 
 _METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "LoRA": ("LoraConfig", {"r": 4}),
@@ -23,7 +24,7 @@ _METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def peft_architectures() -> Iterator[Architecture]:
     """An adapter of each kind."""
-    declare_torchvision_operators()
+    declare_missing_operators()
     for name in _METHODS:
         yield Architecture("PEFT", name, lambda name=name: _make(name))
 

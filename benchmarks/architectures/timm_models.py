@@ -10,9 +10,9 @@ from benchmarks.architectures.architecture import (
     Architecture,
     Example,
     NotMade,
-    declare_torchvision_operators,
     images,
 )
+from onebasin.cli.torchvision_operators import declare_missing_operators
 
 _NAMES = (
     "bat_resnext26ts", "beit_base_patch16_224", "beitv2_base_patch16_224", "botnet26t_256", "caformer_s18",
@@ -54,7 +54,7 @@ _COUNTED = {
 
 def timm_architectures() -> Iterator[Architecture]:
     """A small member or two of each family."""
-    declare_torchvision_operators()
+    declare_missing_operators()
     for name in _NAMES:
         yield Architecture("timm", name, lambda name=name: _make(name), counted=_COUNTED.get(name))
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.architectures.architecture import Architecture, Example, declare_torchvision_operators, images
+from benchmarks.architectures.architecture import Architecture, Example, images
+from onebasin.cli.torchvision_operators import declare_missing_operators
 
 # A group is a hidden width that no shortcut ties to another; an attention has heads, query-key units and value units.
 _COUNTED = {
@@ -30,7 +31,7 @@ _LARGE = {
 
 def torchvision_architectures() -> Iterator[Architecture]:
     """Every classification model."""
-    declare_torchvision_operators()
+    declare_missing_operators()
     from torchvision import models
 
     for name in models.list_models(module=models):
@@ -48,7 +49,7 @@ def torchvision_task_architectures() -> Iterator[Architecture]:
 
     The detectors choose boxes by their values, and are left out; so is MViT, which takes videos of one large size alone.
     """
-    declare_torchvision_operators()
+    declare_missing_operators()
     from torchvision import models
 
     for name in models.list_models(module=models.segmentation):

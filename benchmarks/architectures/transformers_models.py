@@ -16,10 +16,10 @@ from benchmarks.architectures.architecture import (
     Example,
     Inputs,
     NotMade,
-    declare_torchvision_operators,
     tokens,
 )
 from benchmarks.architectures.tiny_configurations import GIVEN, LEFT_OUT, VARIANTS, VOCABULARY, shrink
+from onebasin.cli.torchvision_operators import declare_missing_operators
 
 _HEADS = (
     "SPEECH_SEQ_2_SEQ", "SEQ_TO_SEQ_CAUSAL_LM", "CAUSAL_LM", "MASKED_LM", "IMAGE_CLASSIFICATION", "CTC", "OBJECT_DETECTION",
@@ -32,7 +32,7 @@ _HEADS = (
 
 def transformers_architectures() -> Iterator[Architecture]:
     """Every type of model that the library has."""
-    declare_torchvision_operators()
+    declare_missing_operators()
     from transformers.models.auto import configuration_auto, modeling_auto
 
     seen = set()

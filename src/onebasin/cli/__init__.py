@@ -23,6 +23,7 @@ def main(arguments: list[str] | None = None) -> None:
         print("the command line needs typer and rich: pip install 'onebasin[cli]'", file=sys.stderr)
         raise SystemExit(2) from None
     app = importlib.import_module("onebasin.cli.app")
+    importlib.import_module("onebasin.cli.torchvision_operators").declare_missing_operators()
     words = sys.argv[1:] if arguments is None else arguments
     try:
         code = app.run(words)
