@@ -8,6 +8,7 @@ import importlib
 import sys
 
 from onebasin.cli.standard_output import close_standard_output
+from onebasin.cli.torchvision_operators import declare_missing_operators
 from onebasin.startup import INTERRUPTED, end_on_interrupt
 
 
@@ -23,7 +24,7 @@ def main(arguments: list[str] | None = None) -> None:
         print("the command line needs typer and rich: pip install 'onebasin[cli]'", file=sys.stderr)
         raise SystemExit(2) from None
     app = importlib.import_module("onebasin.cli.app")
-    importlib.import_module("onebasin.cli.torchvision_operators").declare_missing_operators()
+    declare_missing_operators()
     words = sys.argv[1:] if arguments is None else arguments
     try:
         code = app.run(words)
