@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,3 +69,16 @@ def attacked(pristine, tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "500")
     return folder
+
+
+@pytest.fixture
+def offline(attacked, monkeypatch) -> Path:
+    """The same folder, and no way out of the machine; the file "asked" appears beside the others if one is tried."""
+
+    def refuse(*arguments, **more):
+        (attacked / "asked").touch()  # which is seen, whatever becomes of the exception
+        raise OSError("there is no network here")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    return attacked

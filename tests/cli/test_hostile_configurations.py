@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 from typing import Any
 
 import pytest
@@ -94,19 +93,12 @@ def llama(tmp_path_factory):
 
 
 @pytest.fixture
-def model(attacked, llama, monkeypatch):
+def model(offline, llama):
     """A folder with code and a pickle beside the weights, and no way out of the machine."""
-    folder = attacked / "llama"
+    folder = offline / "llama"
     shutil.copytree(llama, folder)
     (folder / "evil.py").write_text(f"{CODE}\nclass Evil: pass\n")
     (folder / "evil.pt").write_bytes(b"\x80\x02cos\nsystem\nX\x0e\x00\x00\x00touch executed\x85R.")
-
-    def refuse(*arguments, **more):
-        (attacked / "asked").touch()  # which is seen, whatever becomes of the exception
-        raise OSError("there is no network here")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
     return folder
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onebasin.landscape.batches import StopForward, check_data, copy_model, run_batches, take_example
+from onebasin.landscape.batches import StopForward, check_data, copy_model, find_example, run_batches, take_example
 
 
 class Recorder(nn.Module):
@@ -73,3 +73,10 @@ def test_a_copy_is_in_eval_mode_and_its_own():
     assert model.training
     assert not ours.training
     assert ours.weight is not model.weight
+
+
+def test_inputs_that_are_given_come_before_those_of_the_data():
+    data = [(torch.zeros(8, 3), torch.zeros(8))]
+    assert find_example(None, None) is None
+    assert find_example(None, data).shape == (2, 3)
+    assert find_example("inputs", data) == "inputs"

@@ -122,8 +122,8 @@ def test_state_dicts_serve():
     ("arguments", "message"),
     [
         ({"scale": [0.5, 1.0]}, "evaluate="),
-        ({"scale": []}, "there is none"),
-        ({"scale": float("nan")}, "finite"),
+        ({"scale": []}, "scale must be a finite number"),
+        ({"scale": float("nan")}, "scale must be a finite number"),
         ({"base": mlp(8)}, "different architectures"),
         ({"to": nn.Linear(4, 3)}, "different architectures"),
         ({"to": mlp(5)}, "different architectures"),

@@ -123,6 +123,11 @@ def take_example(data: Iterable[Any]) -> Any:
     return tree_map(lambda value: value[:2] if isinstance(value, Tensor) else value, inputs)
 
 
+def find_example(example_inputs: Any, data: Iterable[Any] | None) -> Any:
+    """Example inputs that were given, or else those of the first batch; None if there is neither."""
+    return take_example(data) if example_inputs is None and data is not None else example_inputs
+
+
 def run_batches(model: nn.Module, data: Iterable[Any]) -> None:
     """Call a model on every batch, without gradients, for what its hooks and norms see."""
     num_batches = 0

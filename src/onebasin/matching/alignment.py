@@ -11,7 +11,7 @@ from typing import Any, Literal, Unpack
 import torch
 from torch import Tensor, nn
 
-from onebasin.landscape.batches import take_example
+from onebasin.landscape.batches import find_example
 from onebasin.matching.canonical_form import canonicalise
 from onebasin.matching.checks import check_call, check_models, find_symmetry
 from onebasin.matching.copies import find_copy
@@ -184,7 +184,10 @@ def align(
     )  # fmt: skip
     widened = []
     if isinstance(model, nn.Module) and isinstance(to, nn.Module) and is_narrower(model, to):
-        model, widened = widen(model, to, _find_example(example_inputs, call.data)), [WIDENED]
+        inputs = find_example(example_inputs, call.data)
+        if inputs is None:
+            raise ValueError("the target has more units than the model: give example_inputs= or data= to widen it with")
+        model, widened = widen(model, to, inputs), [WIDENED]
     check_models(model, to)
     notes = widened
     if kinds == "all" and symmetry is None:
@@ -253,12 +256,6 @@ def align(
         matrices=matrices,
         target=to,
     )
-
-
-def _find_example(example_inputs: Any, data: Iterable[Any] | None) -> Any:
-    if example_inputs is None and data is None:
-        raise ValueError("the target has more units than the model: give example_inputs= or data= to widen the model with")
-    return take_example(data) if example_inputs is None and data is not None else example_inputs
 
 
 def _describe_change(before: float, after: float) -> str:

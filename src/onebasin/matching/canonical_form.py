@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onebasin.landscape.batches import take_example
+from onebasin.landscape.batches import find_example
 from onebasin.matching.balancing import balance
 from onebasin.relaxation.objectives import each_tied_once, parameter_keys
 from onebasin.symmetries import Scale, Symmetry, Transform
@@ -109,8 +109,7 @@ def canonicalise(
     Raises:
         ValueError: if these are no modules, or there is nothing to trace them with.
     """
-    if example_inputs is None and data is not None:
-        example_inputs = take_example(data)
+    example_inputs = find_example(example_inputs, data)
     if example_inputs is None or not all(isinstance(model, nn.Module) for model in models):
         raise ValueError("changes of basis need the networks: give modules, and example_inputs= or data= to trace them with")
     copies, notes = [], {}

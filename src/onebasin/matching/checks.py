@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from torch import nn
 
-from onebasin.landscape.batches import check_data, take_example
+from onebasin.landscape.batches import check_data, find_example
 from onebasin.matching.methods import METHODS, Method, make_method
 from onebasin.matching.methods.base import check_choice, check_count, check_flag
 from onebasin.matching.recommendation import AUTO
@@ -188,8 +188,7 @@ def find_symmetry(
         ValueError: if there is neither a symmetry nor anything to trace, or if it does not hold.
     """
     model = next((each for each in models if isinstance(each, nn.Module)), models[0])
-    if example_inputs is None and data is not None:
-        example_inputs = take_example(data)
+    example_inputs = find_example(example_inputs, data)
     if symmetry is not None:
         symmetry = symmetry.bind(model)
         if not symmetry.is_traced and isinstance(model, nn.Module) and example_inputs is not None:

@@ -7,6 +7,7 @@ With T the alignment of the old base to the new one, the result is new + scale (
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Unpack
@@ -14,7 +15,7 @@ from typing import Any, Literal, Unpack
 import torch
 from torch import nn
 
-from onebasin.landscape.batches import take_example
+from onebasin.landscape.batches import find_example
 from onebasin.landscape.paths import Evaluate, read_metrics
 from onebasin.matching.alignment import Alignment, AlignOptions, align
 from onebasin.matching.canonical_form import canonical
@@ -23,7 +24,7 @@ from onebasin.matching.recommendation import AUTO
 from onebasin.matching.widening import is_narrower, widen
 from onebasin.symmetries import Permutation, Symmetry
 from onebasin.tensors.comparison import check_alike, check_finite
-from onebasin.tensors.interpolation import check_weights, interpolate
+from onebasin.tensors.interpolation import interpolate
 from onebasin.tensors.states import Model, State, read_state
 
 
@@ -88,8 +89,7 @@ def port(
     scales = _check_scales(scale, evaluate, to)
     check_alike(read_state(fine_tuned), read_state(base), "the fine-tuned model", "its base")
     check_finite({"the fine-tuned model": read_state(fine_tuned)})
-    data = options.get("data")
-    inputs = take_example(data) if example_inputs is None and data is not None else example_inputs
+    inputs = find_example(example_inputs, options.get("data"))
     are_modules = all(isinstance(model, nn.Module) for model in (fine_tuned, base, to))
     if are_modules and inputs is not None and is_narrower(base, to):  # type: ignore[arg-type]
         fine_tuned, base = (widen(each, to, inputs) for each in (fine_tuned, base))  # type: ignore[arg-type]
@@ -113,9 +113,9 @@ def port(
 
 def _check_scales(scale: float | Sequence[float], evaluate: Evaluate | None, to: Model) -> list[float]:
     given = [scale] if isinstance(scale, int | float) else list(scale)
-    scales = [float(each) for each in check_weights(given, len(given))]
-    if not scales:
-        raise ValueError("scale must be a number, or numbers to choose from, but there is none")
+    if not given or not all(math.isfinite(each) for each in given):
+        raise ValueError(f"scale must be a finite number, or several to choose from, got {scale}")
+    scales = [float(each) for each in given]
     if len(scales) > 1 and (evaluate is None or not isinstance(to, nn.Module)):
         raise ValueError("to choose from several scales, give networks, and evaluate= to compare them by")
     return list(dict.fromkeys(scales))
