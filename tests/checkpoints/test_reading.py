@@ -134,3 +134,10 @@ def test_every_type_of_safetensors_is_read(tmp_path):
         for name, value in tensors.items():
             assert (found[name].dtype, found[name].shape) == (dtype, value.shape)
             assert torch.equal(found[name].reshape(-1).view(torch.uint8), value.reshape(-1).view(torch.uint8))
+
+
+def test_a_file_of_other_bytes_is_refused_in_words(tmp_path):
+    file = tmp_path / "junk.pt"
+    file.write_bytes(b"junk" * 10)
+    with pytest.raises(ValueError, match=r"is not a PyTorch file, or it is damaged$"):
+        open_checkpoint(file)

@@ -250,7 +250,8 @@ def load_plain(file: Path) -> Any:
                 f"{file} is damaged, or holds more than tensors and would run code to be read, which is never done: "
                 "save model.state_dict() in it"
             ) from None
-        raise ValueError(f"{file} is not a PyTorch file, or it is damaged: {_first_sentence(error)}") from None
+        detail = "" if isinstance(error, KeyError) else f": {_first_sentence(error)}"  # of a key nothing but itself is said
+        raise ValueError(f"{file} is not a PyTorch file, or it is damaged{detail}") from None
     if isinstance(content, Mapping):
         check_nesting(content, file)
     return content
