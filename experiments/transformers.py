@@ -10,6 +10,7 @@ import copy
 import time
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -45,19 +46,27 @@ THREE = "three"
 PUBLISHED = {"vit": "0.36 / 0.45 / 0.00", "gpt": "0.34 / 0.63 / 0.02", "llama": ""}
 """GLMC: by weights / permutations learned / all learned, in a larger network."""
 NUM_POINTS = 11
+STEPS = 1500
+FEWER_STEPS = {"vit": (100, 200, 500), "gpt": (25, 50, 200), "llama": (25, 50, 200)}
+"""How soon all kinds are learned: one and two epochs of the data, and some more."""
 
 
 def configs(quick: bool) -> list[dict[str, Any]]:
     """A trial is one pair of one network by one method."""
-    return [
-        {"network": network, "seeds": list(pair), "method": method, "steps": 5 if quick else 1500, "quick": quick}
-        for network in (("gpt",) if quick else RECIPES)
-        for pair in ((0, 1), (0, 2), (1, 2))[: 1 if quick else 3]
+    networks = ("gpt",) if quick else tuple(RECIPES)
+    trials = [
+        (network, pair, method, STEPS)
+        for network in networks
+        for pair in ([0, 1], [0, 2], [1, 2])[: 1 if quick else 3]
         for method in METHODS
         if not method.startswith("text" if network == "vit" else "drawn")
-    ] + [
-        {"network": network, "seeds": [0, 1, 2], "method": THREE, "steps": 5 if quick else 1500, "quick": quick}
-        for network in (("gpt",) if quick else RECIPES)
+    ]
+    if not quick:
+        trials += [(n, [0, 1], "wm-all+learned", steps) for n in networks for steps in FEWER_STEPS[n]]
+    trials += [(network, [0, 1, 2], THREE, 2 * STEPS) for network in networks]
+    return [
+        {"network": network, "seeds": seeds, "method": method, "steps": 5 if quick else steps, "quick": quick}
+        for network, seeds, method, steps in trials
     ]
 
 
@@ -100,10 +109,10 @@ def _align(
     if method.startswith("drawn"):
         images = batches[0][0]
         batches = ob.synthetic_images([target, source], images.shape[1:], num_batches=100, batch_size=len(images))
-    line = ob.RandomPoint(nn.functional.cross_entropy if method.startswith("drawn") else loss, low=0.4, high=0.6)
+    line = _Line(nn.functional.cross_entropy if method.startswith("drawn") else loss, low=0.4, high=0.6)
     options: dict[str, Any] = {"example_inputs": batches[0][0][:2], "seed": 0}
     if method == "auto":
-        return ob.align(source, to=target, objective=ob.Midpoint(loss), data=batches, **options)
+        return ob.align(source, to=target, objective=line, data=batches, **options)
     if method.startswith(("am", "text", "drawn")):
         options |= {"method": ob.ActivationMatching(num_batches=20), "data": batches}
     else:
@@ -140,7 +149,7 @@ def _measure_simplex(
 ) -> dict[str, Any]:
     """The loss at the points of a grid between three networks, and how far it is above that of the ends."""
     networks, inputs, found = [target, *sources], batches[0][0][:2], []
-    options: dict[str, Any] = {"objective": ob.RandomPoint(loss, low=0.4, high=0.6), "data": _Shuffled(batches)}
+    options: dict[str, Any] = {"objective": _Line(loss, low=0.4, high=0.6), "data": _Shuffled(batches)}
     options |= {"kinds": "all", "method": "weight-matching", "scaling": ob.Scaling(steps=config["steps"])}
     ob.merge(networks, inputs, reference="common", on_aligned=found.extend, **options)
     states = [each.apply(ob.canonical(network, inputs).state) for each, network in zip(found, networks, strict=True)]
@@ -156,6 +165,16 @@ def _measure_simplex(
         for m, shares in zip(measured, weights, strict=True)
     ]
     return {"weights": weights, "test": {name: [m[name] for m in measured] for name in measured[0]}, "barrier": max(above)}
+
+
+class _Line(ob.RandomPoint):
+    """The loss between two networks; on a GPU it is differentiated in bfloat16, as it was when they were trained."""
+
+    def at(self, params: Any, target: Any, batch: Any, weight: float | Tensor) -> Tensor:
+        """The loss at a point; where it is only compared, in the precision of the parameters."""
+        on_gpu = next(v for v in params.values() if isinstance(v, Tensor)).is_cuda
+        with torch.autocast("cuda", torch.bfloat16, enabled=on_gpu and torch.is_grad_enabled(), cache_enabled=False):
+            return super().at(params, target, batch, weight)
 
 
 class _Shuffled:
@@ -188,8 +207,7 @@ def _change(before: nn.Module, after: nn.Module, inputs: Tensor) -> float:
 
 
 def draw(records: list[dict[str, Any]], folder: Path) -> None:
-    """One table: a row per network and method, means over pairs."""
-    three: list[str] = []
+    """One table: a row per network and method, means over pairs; then three networks at once, and learning in fewer steps."""
     lines = [
         "# Transformers that were trained apart",
         "",
@@ -200,34 +218,46 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
         "| seconds |",
         "|---" * 10 + "|",
     ]
+    fewer, three = [], []
     for network in RECIPES:
-        for r in (r for r in records if (r["config"]["network"], r["config"]["method"]) == (network, THREE)):
-            three.append(
-                f"Three {network}s at once, {len(r['result']['weights'])} points of the simplex: highest barrier "
-                f"{r['result']['barrier']:.3f}, accuracy from {min(r['result']['test']['accuracy']):.2%} to "
-                f"{max(r['result']['test']['accuracy']):.2%}."
-            )
+        rows: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        for record in records:
+            config = record["config"]
+            if config["network"] == network:
+                rows.setdefault((config["method"], config["steps"]), []).append(record["result"])
         for method, label in METHODS.items():
-            same = [r["result"] for r in records if (r["config"]["network"], r["config"]["method"]) == (network, method)]
-            if not same:
+            if same := rows.pop((method, STEPS), None):
+                lines.append(f"| {network} | {PUBLISHED[network]} | {label} | {_describe(same)} |")
+        for (method, steps), same in sorted(rows.items()):
+            if method != THREE:
+                fewer.append(f"| {network} | {steps} | {_describe(same)} |")
                 continue
-            test = [result["test"] for result in same]
-            numbers = {
-                "ends": [loss for t in test for loss in (t["loss"][0], t["loss"][-1])],
-                "barrier": [t["barrier"] for t in test],
-                "train": [result["train"]["barrier"] for result in same],
-                "sure": [a for t in test for a in (t["accuracy"][0], t["accuracy"][-1])],
-                "middle": [t["accuracy"][NUM_POINTS // 2] for t in test],
-                "seconds": [result["seconds"] for result in same],
-            }
-            means = {name: sum(values) / len(values) for name, values in numbers.items()}
-            each = ", ".join(f"{value:.3f}" for value in numbers["barrier"])
-            lines.append(
-                f"| {network} | {PUBLISHED[network]} | {label} | {means['ends']:.3f} | {means['barrier']:.3f} | {each} "
-                f"| {means['train']:.3f} | {means['sure']:.2%} | {means['middle']:.2%} | {means['seconds']:.0f} |"
-            )
+            for result in same:
+                accuracy = result["test"]["accuracy"]
+                three.append(
+                    f"Three {network}s at once, {steps} steps, {len(result['weights'])} points of the simplex: highest barrier "
+                    f"{result['barrier']:.3f}, accuracy from {min(accuracy):.2%} to {max(accuracy):.2%}, "
+                    f"{result['seconds']:.0f} s."
+                )
+    if three:
+        lines += ["", *three]
+    if fewer:
+        lines += ["", "Weight matching, then all kinds learned in fewer steps:", ""]
+        lines += ["| network | steps | " + lines[5].split(" | ", 3)[3], "|---" * 9 + "|", *fewer]
     machines = sorted({f"{r['machine']}, torch {r['torch']}, commit {r['commit']}" for r in records})
-    lines += ["", *three, "", f"{len(records)} trials; {'; '.join(machines)}."]
+    lines += ["", f"{len(records)} trials; {'; '.join(machines)}."]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "transformers.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
+
+
+def _describe(same: list[dict[str, Any]]) -> str:
+    """Cells of a row: means over the pairs of one network by one method, and each test barrier."""
+    test = [result["test"] for result in same]
+    ends = [t[name][end] for name in ("loss", "accuracy") for t in test for end in (0, -1)]
+    losses, accuracies = ends[: len(ends) // 2], ends[len(ends) // 2 :]
+    middle = [t["accuracy"][NUM_POINTS // 2] for t in test]
+    each = [t["barrier"] for t in test]
+    train, seconds = [result["train"]["barrier"] for result in same], [result["seconds"] for result in same]
+    cells = [f"{fmean(losses):.3f}", f"{fmean(each):.3f}", ", ".join(f"{value:.3f}" for value in each), f"{fmean(train):.3f}"]
+    return " | ".join([*cells, f"{fmean(accuracies):.2%}", f"{fmean(middle):.2%}", f"{fmean(seconds):.0f}"])
