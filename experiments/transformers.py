@@ -172,8 +172,9 @@ class _Line(ob.RandomPoint):
 
     def at(self, params: Any, target: Any, batch: Any, weight: float | Tensor) -> Tensor:
         """The loss at a point; where it is only compared, in the precision of the parameters."""
-        on_gpu = next(v for v in params.values() if isinstance(v, Tensor)).is_cuda
-        with torch.autocast("cuda", torch.bfloat16, enabled=on_gpu and torch.is_grad_enabled(), cache_enabled=False):
+        device = next(v for v in params.values() if isinstance(v, Tensor)).device.type
+        in_half = device == "cuda" and torch.is_grad_enabled()
+        with torch.autocast(device, torch.bfloat16, enabled=in_half, cache_enabled=False):
             return super().at(params, target, batch, weight)
 
 
