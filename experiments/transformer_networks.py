@@ -286,7 +286,7 @@ _compiled_cost = torch.compile(_cost, fullgraph=True, dynamic=False)
 
 
 def jitter(images: Tensor) -> Tensor:
-    """Brightness, contrast and saturation of each image changed at random by up to 0.4, its hue by up to a tenth of a turn."""
+    """Each image with a brightness, contrast and saturation changed by up to 0.4, and a hue by up to a tenth of a turn."""
     *factors, turn_by = 2 * torch.rand(4, len(images), 1, 1, device=images.device) - 1
     brightness, contrast, saturation = (1 + 0.4 * factor for factor in factors)
     # Channel by channel with plain numbers: a CUDA graph cannot copy constants from the host.
@@ -297,7 +297,8 @@ def jitter(images: Tensor) -> Tensor:
     grey = _lightness(*colours)
     red, green, blue = ((grey + (x - grey) * saturation).clamp(0, 1) for x in colours)
     # Two channels of colour whose angle is the hue, as in YIQ.
-    y, i, q = _lightness(red, green, blue), 0.596 * red - 0.274 * green - 0.322 * blue, 0.211 * red - 0.523 * green + 0.312 * blue
+    y = _lightness(red, green, blue)
+    i, q = 0.596 * red - 0.274 * green - 0.322 * blue, 0.211 * red - 0.523 * green + 0.312 * blue
     cos, sin = (f(0.2 * math.pi * turn_by) for f in (torch.cos, torch.sin))
     i, q = i * cos - q * sin, i * sin + q * cos
     colours = [y + 0.956 * i + 0.619 * q, y - 0.272 * i - 0.647 * q, y - 1.106 * i + 1.703 * q]

@@ -208,7 +208,7 @@ def _change(before: nn.Module, after: nn.Module, inputs: Tensor) -> float:
 
 
 def draw(records: list[dict[str, Any]], folder: Path) -> None:
-    """One table: a row per network and method, means over pairs; then three networks at once, and learning in fewer steps."""
+    """One table: a row per network and method, means over pairs; then three networks at once, and fewer steps."""
     lines = [
         "# Transformers that were trained apart",
         "",
@@ -236,8 +236,8 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
             for result in same:
                 accuracy = result["test"]["accuracy"]
                 three.append(
-                    f"Three {network}s at once, {steps} steps, {len(result['weights'])} points of the simplex: highest barrier "
-                    f"{result['barrier']:.3f}, accuracy from {min(accuracy):.2%} to {max(accuracy):.2%}, "
+                    f"Three {network}s at once, {steps} steps, {len(result['weights'])} points of the simplex: "
+                    f"highest barrier {result['barrier']:.3f}, accuracy from {min(accuracy):.2%} to {max(accuracy):.2%}, "
                     f"{result['seconds']:.0f} s."
                 )
     if three:
@@ -260,5 +260,5 @@ def _describe(same: list[dict[str, Any]]) -> str:
     middle = [t["accuracy"][NUM_POINTS // 2] for t in test]
     each = [t["barrier"] for t in test]
     train, seconds = [result["train"]["barrier"] for result in same], [result["seconds"] for result in same]
-    cells = [f"{fmean(losses):.3f}", f"{fmean(each):.3f}", ", ".join(f"{value:.3f}" for value in each), f"{fmean(train):.3f}"]
-    return " | ".join([*cells, f"{fmean(accuracies):.2%}", f"{fmean(middle):.2%}", f"{fmean(seconds):.0f}"])
+    cells = [f"{fmean(losses):.3f}", f"{fmean(each):.3f}", ", ".join(f"{value:.3f}" for value in each)]
+    return " | ".join([*cells, f"{fmean(train):.3f}", f"{fmean(accuracies):.2%}", f"{fmean(middle):.2%}", f"{fmean(seconds):.0f}"])
