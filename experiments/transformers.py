@@ -261,4 +261,5 @@ def _describe(same: list[dict[str, Any]]) -> str:
     each = [t["barrier"] for t in test]
     train, seconds = [result["train"]["barrier"] for result in same], [result["seconds"] for result in same]
     cells = [f"{fmean(losses):.3f}", f"{fmean(each):.3f}", ", ".join(f"{value:.3f}" for value in each)]
-    return " | ".join([*cells, f"{fmean(train):.3f}", f"{fmean(accuracies):.2%}", f"{fmean(middle):.2%}", f"{fmean(seconds):.0f}"])
+    cells += [f"{fmean(train):.3f}", f"{fmean(accuracies):.2%}", f"{fmean(middle):.2%}", f"{fmean(seconds):.0f}"]
+    return " | ".join(cells)
