@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -46,12 +46,20 @@ class LearnedBases:
         plans = (
             {n: m.to(self._learned[0].generator.device) for n, m in self._signs.items()} if self._learned else self._signs
         )
-        return plans | {name: plan for basis in self._learned for name, plan in basis.plans(dtype).items()}
+        exponents = [basis.exponents(dtype) for basis in self._learned]
+        grown = iter(exponentials([exponent for each in exponents for exponent in each]))
+        for basis, each in zip(self._learned, exponents, strict=True):
+            plans |= pair(basis.basis.name, *basis.matrices([next(grown) for _ in each], dtype))
+        return plans
 
     def matrices(self) -> dict[str, Tensor]:
         """In float64, without a gradient: there a rotation is one to rounding."""
         with torch.no_grad():
-            return self._signs | {basis.basis.name: basis.matrices(torch.float64)[0] for basis in self._learned}
+            found = dict(self._signs)
+            for basis in self._learned:
+                grown = exponentials(basis.exponents(torch.float64))
+                found[basis.basis.name] = basis.matrices(grown, torch.float64)[0]
+            return found
 
 
 class LearnedBasis:
@@ -77,26 +85,39 @@ class LearnedBasis:
             self._first[dtype] = [m.to(device, dtype) for m in (first, torch.linalg.inv(first).mT)]
         self._inside = complement_of_ones(shape[-1]).to(device)
 
-    def matrices(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """The matrices and their duals, in float32 or float64."""
-        made = self.generator.to(dtype)
-        start, dual = (matrix.to(made.device) for matrix in self._first[dtype])
+    def exponents(self, dtype: torch.dtype) -> list[Tensor]:
+        """G, and -G^T where its exponential is another one; nothing for a rotary basis, whose matrices need none."""
         if self.basis.is_rotary:
-            growth, angle = made[..., 0, 0], made[..., 1, 0]
-            grown, opposite = turn(angle, growth.exp()), turn(angle, (-growth).exp())
-            return grown @ start, opposite @ dual
-        if self.basis.kind != "linear":
-            made = made - made.mT
+            return []
+        made = self.generator.to(dtype)
+        if self.basis.kind == "linear":
+            return [made, -made.mT]
+        made = made - made.mT
         if self.basis.kind == "centred":
             inside = self._inside.to(made)
             made = inside @ made @ inside.mT
-        grown = exponential(made)
-        opposite = grown if self.basis.kind != "linear" else exponential(-made.mT)
-        return grown @ start, opposite @ dual
+        return [made]
 
-    def plans(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-        """As `MixedTensors.mix_with` takes them."""
-        return pair(self.basis.name, *self.matrices(dtype))
+    def matrices(self, grown: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The matrices and their duals, in float32 or float64, from the exponentials of the exponents."""
+        start, dual = (matrix.to(self.generator.device) for matrix in self._first[dtype])
+        if self.basis.is_rotary:
+            made = self.generator.to(dtype)
+            growth, angle = made[..., 0, 0], made[..., 1, 0]
+            grown = [turn(angle, growth.exp()), turn(angle, (-growth).exp())]
+        return grown[0] @ start, grown[-1] @ dual
+
+
+def exponentials(matrices: Sequence[Tensor]) -> list[Tensor]:
+    """The exponential of each matrix or batch of matrices; those of one size are computed together."""
+    result = list(matrices)
+    for size in dict.fromkeys(matrix.shape[-1] for matrix in matrices):
+        places = [place for place, matrix in enumerate(matrices) if matrix.shape[-1] == size]
+        flat = [matrices[place].reshape(-1, size, size) for place in places]
+        grown = exponential(torch.cat(flat)).split([len(part) for part in flat])
+        for place, part in zip(places, grown, strict=True):
+            result[place] = part.view(matrices[place].shape)
+    return result
 
 
 def exponential(matrix: Tensor) -> Tensor:
