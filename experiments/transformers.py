@@ -24,7 +24,8 @@ METHODS = {
     "naive": "as they are",
     "wm": "weight matching, permutations",
     "am": "activation matching, permutations",
-    "auto": "the default, permutations learned",
+    "am+learned": "permutations learned, from activation matching",
+    "auto": "the default, permutations learned and exchanged",
     "stream": "weight matching, permutations and rotations of the stream (no data)",
     "heads": "weight matching, those and maps inside heads (no data)",
     "wm-all": "weight matching, all kinds (no data)",
@@ -124,6 +125,10 @@ def _align(
         options |= {"kinds": "all", "symmetry": symmetry, "scaling": ob.Scaling(steps=config["steps"] if then else 0)}
     if then:
         options |= {"objective": line, "data": _Shuffled(batches)}
+    if method == "am" and then:
+        steps = config["steps"]
+        learned = ob.Sinkhorn(steps=steps, start="scaled", mass=0.99, patience=steps, check_every=50)
+        options |= {"method": learned, "init": options["method"]}
     return ob.align(source, to=target, **options)
 
 
