@@ -17,6 +17,7 @@ EXCEPTIONS = {
     "operator/kernels/all_reduce.py": f"{_KERNEL}operator/test_kernels.py",
     "operator/kernels/barrier.py": f"{_KERNEL}operator/test_kernels.py",
     "operator/kernels/resident.py": f"{_KERNEL}operator/test_kernels.py",
+    "operator/kernels/shortest_paths.py": f"{_KERNEL}operator/test_kernels.py",
     "operator/kernels/streaming_gradient.py": f"{_KERNEL}operator/test_kernels.py",
     "operator/kernels/streaming_rounds.py": f"{_KERNEL}operator/test_kernels.py",
 }

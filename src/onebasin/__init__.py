@@ -20,7 +20,7 @@ from onebasin.matching.synthetic_images import synthetic_images
 from onebasin.matching.synthetic_text import synthetic_text
 from onebasin.matching.widening import widen
 from onebasin.operator import sinkhorn
-from onebasin.relaxation.assignment import assign
+from onebasin.relaxation.assignment import AssignmentInfo, assign
 from onebasin.relaxation.objectives import Midpoint, Objective, RandomPoint, WeightDistance
 from onebasin.relaxation.rebasin_net import RebasinNet
 from onebasin.symmetries import Basis, Group, Permutation, Scale, Symmetry, Transform, UnreachedWarning
@@ -38,6 +38,7 @@ Path = LinearPath
 __all__ = [
     "ActivationMatching",
     "Alignment",
+    "AssignmentInfo",
     "Basis",
     "CanonicalForm",
     "Exchange",

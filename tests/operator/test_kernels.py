@@ -14,8 +14,10 @@ tl = pytest.importorskip("triton.language")
 from onebasin.operator.adjoint import MAX_STEPS, implicit_gradient  # noqa: E402
 from onebasin.operator.kernels import streaming_gradient, streaming_rounds  # noqa: E402
 from onebasin.operator.kernels.resident import resident_gradient, resident_rounds  # noqa: E402
-from onebasin.operator.launch import LaunchConfig, _pad, launch_gradient, launch_rounds  # noqa: E402
+from onebasin.operator.kernels.shortest_paths import shortest_paths  # noqa: E402
+from onebasin.operator.launch import LaunchConfig, _pad, launch_gradient, launch_paths, launch_rounds  # noqa: E402
 from onebasin.operator.rounds import run_rounds  # noqa: E402
+from onebasin.relaxation import device_assignment  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 STREAMING = LaunchConfig(num_ranks=1, num_slots=2, rows=4, num_warps=4)
@@ -244,3 +246,64 @@ def test_phases_of_the_streaming_kernels(n, num_ranks, scale):
         run(7, step)
         wanted = implicit_gradient(plan.double(), plan.double().sum(0), grad.double(), tau)
         assert (result - wanted).norm() <= 1e-4 * wanted.norm()
+
+
+def path_problem(kind, batch, n):
+    """Arguments of `launch_paths`: in the first phase of an assignment."""
+    scores = normal(batch, n, n)
+    if kind == "integers":
+        scores = scores.round().long()
+    elif kind == "bfloat16":
+        scores = scores.bfloat16()
+    elif kind == "masked":
+        scores[normal(batch, n, n, seed=1) > 1] = -torch.inf
+    elif kind == "float64":
+        scores = scores.double()
+    prices, row_duals, columns, rows = device_assignment._choose_start(scores, None)
+    return scores, row_duals, prices, rows, torch.where(columns < 0, 0.0, torch.inf).double()
+
+
+PATH_CONFIGS = [None, LaunchConfig(1, 1, 16, 4), LaunchConfig(1, 2, 16, 4)]
+
+
+@pytest.mark.parametrize("config", PATH_CONFIGS, ids=["chosen", "one slot", "two slots"])
+@pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16", "integers", "masked"])
+def test_shortest_paths(kind, config):
+    problem = path_problem(kind, 3, 21)
+    distances, parents = launch_paths(*problem, config)
+    expected, _ = device_assignment.find_paths(*problem)
+    assert torch.equal(distances, expected)
+    scores, row_duals, prices, rows, reach = problem
+    lengths = torch.where(rows < 0, 21, rows)  # the row before a column is as far away as its own column
+    padded = torch.cat([reach, reach[:, :1]], 1).scatter(1, lengths, distances)
+    before = padded.gather(1, parents)
+    missing = (row_duals[:, :, None] + prices[:, None, :] - scores).clamp_min(0)
+    assert torch.equal(before + missing.gather(1, parents[:, None, :])[:, 0], distances)
+
+
+@pytest.mark.parametrize("config", PATH_CONFIGS[:2], ids=["chosen", "one slot"])
+@pytest.mark.parametrize("kind", ["float32", "integers", "masked"])
+def test_assignments_by_the_kernel(monkeypatch, kind, config):
+    scores = path_problem(kind, 2, 24)[0]
+    expected, _, _ = device_assignment.solve_on_device(scores)
+    monkeypatch.setattr(device_assignment, "_find_paths", lambda *problem: launch_paths(*problem, config))
+    columns, _, is_complete = device_assignment.solve_on_device(scores)
+    assert is_complete.all()
+    totals = [scores.double().gather(2, each[:, :, None]).sum((1, 2)) for each in (columns, expected)]
+    assert torch.allclose(*totals, rtol=1e-12)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="on a GPU programs run side by side anyway")
+@pytest.mark.parametrize("kind", ["float32", "integers"])
+def test_programs_that_share_the_shortest_paths(kind):
+    """Three programs on three problems, each in a process of its own, with everything they write in shared memory."""
+    batch, n, num_ranks = 3, 40, 3
+    problem = path_problem(kind, batch, n)
+    scores, row_duals, prices, rows, reach = (tensor.clone().contiguous().share_memory_() for tensor in problem)
+    lengths = reach.repeat_interleave(3, 0).share_memory_()
+    distances = torch.full_like(prices, torch.inf).share_memory_()
+    parents = torch.zeros_like(rows).share_memory_()
+    last_changes, counters = (torch.zeros(batch, dtype=torch.int32).share_memory_() for _ in range(2))
+    arguments = (scores, row_duals, prices, rows, lengths, distances, parents, last_changes, counters)
+    _run_side_by_side(shortest_paths, num_ranks, (*arguments, batch, n, num_ranks, 1), {"ROWS": 16, "BLOCK": 16})
+    assert torch.equal(distances, device_assignment.find_paths(*problem)[0])

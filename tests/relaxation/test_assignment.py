@@ -7,7 +7,8 @@ from hypothesis.extra import numpy as hnp
 from scipy.optimize import linear_sum_assignment
 
 from onebasin.relaxation import assignment
-from onebasin.relaxation.assignment import assign, assign_all
+from onebasin.relaxation.assignment import AssignmentInfo, assign, assign_all
+from onebasin.relaxation.device_assignment import solve_on_device
 
 INF = float("inf")
 
@@ -47,32 +48,132 @@ def test_masks_are_kept_or_refused(array):
         assert total(scores, assign(scores)).item() == expected
 
 
-@pytest.mark.parametrize("n", [128, 200])
-@pytest.mark.parametrize("kind", ["normal", "ties", "constant", "product"])
-def test_large_problems_have_the_total_of_scipy(n, kind):
-    generator = torch.Generator().manual_seed(n)
-    normal = torch.randn(n, n, generator=generator)
-    scores = {
+def hard_case(kind, n, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    normal = torch.randn(n, n, generator=generator, dtype=torch.float64)
+    planted = torch.eye(n, dtype=torch.float64)[torch.randperm(n, generator=generator)]
+    if kind == "weight matching":  # first layers of two networks whose units are noisy copies of the same features
+        features, mixing = torch.randn(2, n // 2, 48, generator=generator, dtype=torch.float64)
+        both = [torch.cat([features, mixing]) + torch.randn(n // 2 * 2, 48, generator=generator) for _ in range(2)]
+        return (both[0] @ both[1].T).float()
+    return {
         "normal": normal,
+        "float32": normal.float(),
+        "integers": (3 * normal).round().long(),
         "ties": normal.round(),
         "constant": torch.full((n, n), -3.0),
-        "product": normal @ normal.flip(0).T,
+        "rank one": normal[:, :1] * normal[:1],
+        "low rank": normal @ normal.flip(0).T,
+        "equal rows": normal[torch.arange(n) // 3],
+        "equal columns": normal[:, torch.arange(n) // 3],
+        "sparse": torch.where((normal > 0.5) | (planted > 0), normal, -INF),
+        "ranges of rows": normal * torch.logspace(-12, 12, n)[:, None].double(),
+        "ranges of columns": normal * torch.logspace(-6, 6, n).double(),
+        "outliers": torch.where(normal > 2, 1e9 * normal, normal),
+        "all but forbidden": torch.where((normal > 0) | (planted > 0), normal, -1e15),
+        "planted": planted + 0.3 * normal,
+        "plan": torch.softmax(4 * planted + 2 * normal, -1).float(),
     }[kind]
-    assert total(scores, assign(scores)).item() == pytest.approx(best_total(scores), rel=1e-9)
 
 
-@pytest.mark.parametrize("lapx", [True, False])
-def test_both_solvers_serve(monkeypatch, lapx):
-    if lapx:
-        pytest.importorskip("lap")
-    else:
-        monkeypatch.setattr(assignment, "_lapx_solver", lambda: None)
-    scores = torch.randn(150, 150, generator=torch.Generator().manual_seed(0))
-    assert total(scores, assign(scores)).item() == pytest.approx(best_total(scores), rel=1e-9)
+KINDS = [
+    "normal", "float32", "integers", "ties", "constant", "rank one", "low rank", "equal rows", "equal columns", "sparse",
+    "ranges of rows", "ranges of columns", "outliers", "all but forbidden", "planted", "plan", "weight matching",
+]  # fmt: skip
+
+
+def assert_proven(scores, columns, info):
+    """The duals bound every score and meet the value, which is that of SciPy."""
+    room = 1e-12 * scores[scores.isfinite()].double().abs().max()
+    best = best_total(scores)
+    assert columns.unique().numel() == len(columns)
+    assert info.value.item() == pytest.approx(best, rel=1e-11, abs=1e-12)
+    assert (info.row_duals[:, None] + info.column_duals >= scores - room).all()
+    assert info.bound.item() == pytest.approx((info.row_duals.sum() + info.column_duals.sum()).item(), rel=1e-9)
+    assert 0 <= info.gap.item() <= 1e-9
+    if not scores.is_floating_point():
+        assert info.gap.item() == 0
+        assert info.bound.item() == info.value.item() == best
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [24, 130])
+def test_hard_cases_have_the_total_of_scipy_and_a_proof(n, kind):
+    scores = hard_case(kind, n)
+    columns, info = assign(scores, return_info=True)
+    assert torch.equal(columns, assign(scores))
+    assert_proven(scores, columns, info)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hard_cases_by_the_method_of_the_device(kind):
+    scores = hard_case(kind, 40)
+    columns, prices, is_complete = solve_on_device(scores[None])
+    assert is_complete.all()
+    info = assignment._certify(scores, columns[0], prices[0], is_complete[0])
+    assert_proven(scores, columns[0], info)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("start", ["own", "near", "wrong", "far", "not finite"])
+def test_any_start_gives_the_same_total(kind, start):
+    scores = hard_case(kind, 40)
+    noise = torch.randn(40, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    own = assign(scores, return_info=True)[1]
+    prices = {
+        "own": own,
+        "near": assign(scores + (0.01 * noise).to(scores.dtype), return_info=True)[1].column_duals,
+        "wrong": 3 * noise.float(),
+        "far": 1e18 * noise,
+        "not finite": noise / 0.0,
+    }[start]
+    columns, info = assign(scores, start=prices, return_info=True)
+    assert torch.equal(columns, assign(scores, start=prices))
+    assert_proven(scores, columns, info)
+
+
+def test_duals_of_the_same_problem_leave_nothing_to_solve(monkeypatch):
+    scores = torch.stack([hard_case("normal", 50, seed) for seed in range(3)]).reshape(3, 1, 50, 50)
+    columns, info = assign(scores, return_info=True)
+    assert info.solved.all()
+    monkeypatch.setattr(assignment, "solve_on_host", lambda *_: pytest.fail("solved a settled problem"))
+    again, certified = assign(scores, start=info, return_info=True)
+    assert torch.equal(again, columns)
+    assert not certified.solved.any()
+    assert certified.gap.max() <= 1e-12
+
+
+def test_a_batch_has_a_proof_for_each_problem():
+    scores = torch.stack([hard_case(kind, 20).double() for kind in ("normal", "planted", "sparse", "ties")]).reshape(
+        2, 2, 20, 20
+    )
+    columns, info = assign(scores, return_info=True)
+    for place in np.ndindex(2, 2):
+        assert_proven(scores[place], columns[place], AssignmentInfo(**{k: v[place] for k, v in vars(info).items()}))
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 2**32), st.integers(1, 12), st.integers(0, 12), st.sampled_from(["normal", "ties", "integers", "sparse"])
+)
+def test_more_columns_than_rows(seed, m, extra, kind):
+    scores = hard_case(kind, m + extra, seed)[:m]
+    for start in (None, torch.randn(m + extra), assign(scores, return_info=True)[1]):
+        columns, info = assign(scores, start=start, return_info=True)
+        assert_proven(scores, columns, info)
+        if extra:
+            assert (info.column_duals >= 0).all()
+
+
+def test_starts_of_other_shapes_and_types_are_refused():
+    with pytest.raises(ValueError, match=r"start must have a price for each column, \(2, 4\), but got \(2, 3\)"):
+        assign(torch.zeros(2, 3, 4), start=torch.zeros(2, 3))
+    with pytest.raises(TypeError, match="start takes a tensor of prices or the info of an earlier call, but got list"):
+        assign(torch.zeros(2, 2), start=[0.0, 0.0])  # pyright: ignore
 
 
 def test_nothing_is_solved_where_the_best_columns_differ(monkeypatch):
-    monkeypatch.setattr(assignment, "_solve", lambda *_: pytest.fail("solved a settled problem"))
+    monkeypatch.setattr(assignment, "solve_on_host", lambda *_: pytest.fail("solved a settled problem"))
     planted = torch.stack([torch.randperm(7) for _ in range(3)])
     assert torch.equal(assign(torch.nn.functional.one_hot(planted).float()), planted)
 
@@ -98,6 +199,11 @@ def test_small_and_empty_problems():
     assert assign(torch.tensor([[-5.0]])).tolist() == [0]
     assert assign(torch.empty(0, 3, 3)).shape == (0, 3)
     assert assign(torch.empty(2, 0, 0)).shape == (2, 0)
+    assert assign(torch.empty(0, 3)).shape == (0,)
+    for shape in ((0, 3, 4), (2, 0, 0), (0, 3)):
+        info = assign(torch.empty(shape), start=torch.empty(*shape[:-2], shape[-1]), return_info=True)[1]
+        assert info.gap.shape == shape[:-2]
+        assert not info.solved.any()
 
 
 @pytest.mark.parametrize(("value", "name"), [(float("nan"), "NaN"), (INF, r"\+inf")])
@@ -108,7 +214,7 @@ def test_scores_that_are_no_numbers_are_refused(value, name):
         assign(scores)
 
 
-@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4), (5,)])
+@pytest.mark.parametrize("shape", [(4, 3), (2, 4, 3), (5,)])
 def test_other_shapes_are_refused(shape):
     with pytest.raises(ValueError, match="assign takes scores of shape"):
         assign(torch.zeros(shape))
@@ -134,7 +240,7 @@ def test_problems_of_several_shapes_are_solved_together():
     generator = torch.Generator().manual_seed(0)
     matrices = [torch.randn(*shape, generator=generator) for shape in ((3, 70, 70), (5, 5), (2, 2, 90, 90), (0, 4, 4))]
     found = assign_all(matrices)
-    for scores, columns in zip(matrices, found, strict=True):
+    for scores, (columns, *_) in zip(matrices, found, strict=True):
         assert columns.shape == scores.shape[:-1]
         for index in np.ndindex(scores.shape[:-2]):
             assert total(scores[index], columns[index]).item() == pytest.approx(best_total(scores[index]), rel=1e-12)

@@ -19,6 +19,7 @@ from onebasin.operator.rounds import STOP_EVERY, Rounds
 MAX_SINGLE = 128  # units that one program can hold: such a matrix fills half the registers of an SM
 MAX_RESIDENT = 1024  # units: two such matrices fill a quarter of the registers of a large GPU
 MAX_UNITS = 8192  # a row is then 16 values per thread; above, launches no longer matter and plain PyTorch serves
+PATH_COLUMNS = 16  # columns of a tile of `shortest_paths`: two sectors of memory in float32
 REGISTERS_PER_SM = 65536
 
 
@@ -132,6 +133,41 @@ def launch_gradient(
     grid, shares = (config.num_ranks * config.num_slots,), (config.num_ranks, config.num_slots)
     kernel[grid](plan, column_sums, grad, result, *buffers, *scalars, *shares, **options)
     return result
+
+
+def configure_paths(n: int, batch: int, num_sms: int) -> LaunchConfig:
+    """Share the device among the problems, one program per SM; a tile has 256 rows at most, and `PATH_COLUMNS` columns."""
+    num_slots = min(batch, num_sms)
+    num_ranks = max(1, min(num_sms // num_slots, math.ceil(n / PATH_COLUMNS)))
+    return LaunchConfig(num_ranks, num_slots, min(_pad(n), 256), 8 if n > 128 else 4)
+
+
+def launch_paths(
+    scores: Tensor, row_duals: Tensor, prices: Tensor, rows: Tensor, reach: Tensor, config: LaunchConfig | None = None
+) -> tuple[Tensor, Tensor]:
+    """The distance of every column from the free rows of (batch, n, n) problems, and the row before it on that path.
+
+    Args:
+        scores: of any floating type, or integers.
+        row_duals: (batch, n), float64; with the prices they exceed the scores everywhere.
+        prices: (batch, n), float64, of the columns.
+        rows: (batch, n), the row of each column, -1 where it has none.
+        reach: (batch, n), 0 for the rows without a column, infinite for others.
+        config: how programs share the problems, if not as `configure_paths` says.
+    """
+    from onebasin.operator.kernels.shortest_paths import shortest_paths as kernel
+
+    batch, n = rows.shape
+    config = config or configure_paths(n, batch, count_sms(scores.device))
+    lengths = reach.repeat_interleave(3, 0).contiguous()  # of three rounds, see the kernel
+    distances, parents = torch.full_like(prices, math.inf), torch.zeros_like(rows)
+    last_changes, counters = torch.zeros(2, max(batch, config.num_slots), dtype=torch.int32, device=scores.device)
+    kernel[(config.num_ranks * config.num_slots,)](
+        scores.contiguous(), row_duals.contiguous(), prices.contiguous(), rows.contiguous(), lengths, distances, parents,
+        last_changes, counters, batch, n, config.num_ranks, config.num_slots,
+        ROWS=config.rows, BLOCK=PATH_COLUMNS, **_launch_options(config, scores.device),
+    )  # fmt: skip
+    return distances, parents
 
 
 def _next_power_of_2(number: int) -> int:

@@ -1,144 +1,275 @@
-"""Scores to a hard permutation: exact maximum assignment."""
+"""Scores to a hard permutation: exact maximum assignment, with the duals that prove it."""
 
-import functools
+from __future__ import annotations
+
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from onebasin.relaxation.device_assignment import solve_on_device
+from onebasin.relaxation.host_assignment import find_prices, solve_on_host
+
 _THREADS_FROM = 64  # units; a smaller problem is solved before a thread has started
+_ROUNDING = 1e-13  # the gap of an assignment that is the best one up to roundings
+_LARGEST_GAP = 1e-9  # of a solution from the device that is taken without another look
+_WIDEST_START = 1e3  # times the best scores of rows and columns: prices further apart would cost digits of the scores
 
-Place = tuple[int, ...]
-"""Where in a batch a problem stands."""
+
+@dataclass(frozen=True)
+class AssignmentInfo:
+    """The proof that an assignment is the best one: no assignment can be worth more than `bound`.
+
+    For every row i and column j, row_duals[i] + column_duals[j] >= scores[i, j], and where there are more columns than rows
+    no column has a dual below zero. So the sum of all duals bounds the sum of the scores of any assignment. All numbers are
+    float64, for each problem of the batch, on the device of the scores.
+
+    Attributes:
+        columns: (*batch, m), the assignment.
+        row_duals: (*batch, m).
+        column_duals: (*batch, n), the prices of the columns.
+        value: (*batch), the sum of the scores that were chosen.
+        bound: (*batch), the sum of the duals.
+        gap: (*batch), bound minus value as a share of the sum of the absolute scores that were chosen. It is zero for
+            integers, and some roundings for other numbers.
+        solved: (*batch), False where the answer was known from the start, so that nothing had to be solved.
+    """
+
+    columns: Tensor
+    row_duals: Tensor
+    column_duals: Tensor
+    value: Tensor
+    bound: Tensor
+    gap: Tensor
+    solved: Tensor
 
 
-def assign(scores: Tensor) -> Tensor:
+class Solution(NamedTuple):
+    """Columns of the rows, (*batch, m); prices of the columns, (*batch, n), if known; which problems were solved."""
+
+    columns: Tensor
+    prices: Tensor | None
+    solved: Tensor
+
+
+@overload
+def assign(scores: Tensor, start: AssignmentInfo | Tensor | None = None, return_info: Literal[False] = False) -> Tensor: ...
+@overload
+def assign(
+    scores: Tensor, start: AssignmentInfo | Tensor | None = None, *, return_info: Literal[True]
+) -> tuple[Tensor, AssignmentInfo]: ...
+def assign(
+    scores: Tensor, start: AssignmentInfo | Tensor | None = None, return_info: bool = False
+) -> Tensor | tuple[Tensor, AssignmentInfo]:
     """Choose one column for each row, all different, so that the sum of their scores is the largest possible.
 
-    Where the best columns of the rows are all different they are the answer, and nothing is solved. Otherwise
-    each problem is solved exactly, in float64 on the CPU, by `lapx` where it is installed, which is faster, or by SciPy;
-    the problems of a batch on several threads.
+    Where the best columns of the rows are all different they are the answer, and nothing is solved. Otherwise each problem
+    is solved exactly: on the CPU in float64 by `lapx` where it is installed, which is faster, or by SciPy, the problems
+    of a batch on several threads; on a CUDA device there, all problems of a batch at once.
 
     Args:
-        scores: (*batch, n, n) real numbers. -inf forbids an entry. Ties are broken in an unspecified way.
+        scores: (*batch, m, n) real numbers, m <= n. -inf forbids an entry. Ties are broken in an unspecified way, the same
+            in every call.
+        start: prices of the columns, (*batch, n), or the info of an earlier call with similar scores. The solution begins
+            with the best columns of the rows under scores - prices; nothing is solved where they are all different, or
+            where the earlier assignment still meets the bound of its duals. Any prices give an exact answer. With more
+            columns than rows they are used for nothing else.
+        return_info: return the duals as well. On the CPU it takes about as long to find them as to solve the problem.
 
     Returns:
-        The column of each row, (*batch, n), int64, on the device of the scores.
+        The column of each row, (*batch, m), int64, on the device of the scores; with `return_info` a pair of them and an
+        `AssignmentInfo`.
 
     Raises:
-        ValueError: The matrices are not square, a score is NaN or +inf, or -inf leaves no assignment.
-        TypeError: The scores are not a tensor of real numbers.
+        ValueError: There are more rows than columns, a score is NaN or +inf, -inf leaves no assignment, or the start has
+            another shape.
+        TypeError: The scores or the start are not a tensor of real numbers.
 
     Example:
         >>> import torch
-        >>> assign(torch.tensor([[3.0, 2.0], [3.0, 0.0]]))
-        tensor([1, 0])
+        >>> scores = torch.tensor([[3.0, 2.0], [3.0, 0.0]])
+        >>> columns, info = assign(scores, return_info=True)
+        >>> columns, info.value.item(), info.bound.item()
+        (tensor([1, 0]), 5.0, 5.0)
+        >>> assign(scores, start=info, return_info=True)[1].solved.item()
+        False
     """
-    return assign_all([scores])[0]
+    _check(scores)
+    prices = _check_start(start, scores)
+    if isinstance(start, AssignmentInfo) and scores.numel():
+        columns = start.columns.to(scores.device)
+        solved = torch.zeros(scores.shape[:-2], dtype=torch.bool, device=scores.device)
+        earlier = _certify(scores.detach(), columns, prices, solved)
+        if (earlier.gap <= (_ROUNDING if scores.is_floating_point() else 0)).all():
+            return (columns, earlier) if return_info else columns
+    solution = assign_all([scores], [prices], wants_prices=return_info)[0]
+    if not return_info:
+        return solution.columns
+    return solution.columns, _certify(scores.detach(), solution.columns, solution.prices, solution.solved)
 
 
-def assign_all(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """`assign` for tensors of several shapes; their problems are solved together, on as many threads as PyTorch has."""
+def assign_all(
+    matrices: Sequence[Tensor], starts: Sequence[Tensor | None] | None = None, wants_prices: bool = False
+) -> list[Solution]:
+    """`assign` for tensors of several shapes; on the CPU their problems are solved together, on PyTorch's number of threads.
+
+    Args:
+        matrices: scores, each (*batch, m, n).
+        starts: prices to begin with, (*batch, n), or None.
+        wants_prices: find them where they do not come for nothing, which they do on a GPU.
+    """
     for scores in matrices:
         _check(scores)
-    found = [_take_best(scores.detach()) for scores in matrices]
-    tasks: list[tuple[Tensor, Place, np.ndarray]] = []
-    results = []
-    for scores, (best, is_solved) in zip(matrices, found, strict=True):
-        results.append(best if is_solved.all() else best.cpu())
-        if not is_solved.all():
-            problems = scores.detach()[(~is_solved).to(scores.device)].to("cpu", torch.float64).numpy()
-            places = [tuple(place) for place in (~is_solved).nonzero().tolist()]
-            tasks += [(results[-1], place, problem) for place, problem in zip(places, problems, strict=True)]
-    tasks.sort(key=lambda task: -len(task[2]))  # the longest first, so that no thread ends with one of them alone
-
-    def solve(task: tuple[Tensor, Place, np.ndarray]) -> None:
-        result, place, problem = task
-        result[place] = torch.from_numpy(_solve(problem, place))
-
+    batches = [
+        _Batch(scores.detach(), start, wants_prices)
+        for scores, start in zip(matrices, starts or [None] * len(matrices), strict=True)
+    ]
+    tasks = [task for batch in batches for task in batch.tasks()]
+    tasks.sort(key=lambda task: -task[0])  # the longest first, so that no thread ends with one of them alone
     num_threads = min(len(tasks), torch.get_num_threads())
-    if num_threads > 1 and len(tasks[0][2]) >= _THREADS_FROM:
+    if num_threads > 1 and tasks[0][0] >= _THREADS_FROM:
         with ThreadPoolExecutor(num_threads) as pool:
-            list(pool.map(solve, tasks))
+            list(pool.map(lambda task: task[1](), tasks))
     else:
-        for task in tasks:
-            solve(task)
-    return [result.to(scores.device) for result, scores in zip(results, matrices, strict=True)]
+        for _, solve in tasks:
+            solve()
+    return [batch.solution() for batch in batches]
+
+
+class _Batch:
+    """The problems of one tensor, (batch, m, n), and what is known of their solutions.
+
+    Whatever remains to be solved on the CPU are its tasks.
+    """
+
+    def __init__(self, scores: Tensor, start: Tensor | None, wants_prices: bool):
+        self.shape, self.wants_prices = scores.shape, wants_prices
+        m, n = self.shape[-2:]
+        self.scores = scores.reshape(math.prod(self.shape[:-2]), m, n)
+        self.start = None if start is None else _make_usable(start.reshape(len(self.scores), n), self.scores)
+        self.prices = torch.zeros(len(self.scores), n, dtype=torch.float64, device=scores.device)
+        self.solved = torch.zeros(len(self.scores), dtype=torch.bool)
+        self.columns = torch.empty(self.scores.shape[:-1], dtype=torch.int64, device=scores.device)
+        if scores.numel():
+            self._take_best()
+        self.left = self.solved.nonzero()[:, 0]
+        if len(self.left) and scores.is_cuda and m == n:
+            self._solve_on_device()
+        if len(self.left):  # what is solved on the CPU is collected there
+            self.columns, self.prices = self.columns.cpu(), self.prices.cpu()
+
+    def _take_best(self) -> None:
+        """The best column of each row; where they differ they are the answer."""
+        m, n = self.shape[-2:]
+        reduced = self.scores if self.start is None else self.scores - self.start[:, None, :]
+        top, self.columns = reduced.max(-1)  # NaN and +inf are maxima, so that they are found here
+        counts = torch.zeros(len(self.scores), n, dtype=torch.int64, device=self.scores.device)
+        counts.scatter_add_(1, self.columns, torch.ones_like(self.columns))
+        known = (counts <= 1).all(-1) & top.isfinite().all(-1)
+        if self.start is not None:
+            self.prices = self.start.clone()
+        if self.start is not None and m < n:
+            # A column without a row must have no price: this is so after a shift if the others cost no less.
+            unused = self.start.masked_fill(counts > 0, -math.inf).amax(-1, keepdim=True)
+            known &= (self.start.masked_fill(counts == 0, math.inf) >= unused).all(-1)
+            self.prices = (self.start - unused).clamp_min(0)
+        self.solved = (~known).cpu()
+
+    def _solve_on_device(self) -> None:
+        left = self.left.to(self.scores.device)
+        scores = self.scores[left]
+        columns, prices, is_complete = solve_on_device(scores, None if self.start is None else self.start[left])
+        gap = _certify(scores, columns.clamp_min(0), prices, is_complete).gap
+        is_proven = is_complete & (gap <= _LARGEST_GAP)
+        self.columns[left[is_proven]] = columns[is_proven]
+        self.prices[left[is_proven]] = prices[is_proven]
+        self.left = self.left[~is_proven.cpu()]
+
+    def tasks(self) -> list[tuple[int, Callable[[], None]]]:
+        """What remains: the size of each problem, and a function that solves it."""
+        if not len(self.left):
+            return []
+        left = self.left.to(self.scores.device)
+        problems = self.scores[left].to("cpu", torch.float64)
+        starts = None if self.start is None or self.shape[-1] != self.shape[-2] else self.start[left].cpu()
+
+        def make(place: int, number: int) -> Callable[[], None]:
+            return lambda: self._solve(number, problems[place], None if starts is None else starts[place])
+
+        return [(self.shape[-1], make(place, number)) for place, number in enumerate(self.left.tolist())]
+
+    def _solve(self, number: int, scores: Tensor, start: Tensor | None) -> None:
+        where = "" if len(self.shape) == 2 else f" (problem {_unravel(number, self.shape[:-2])} of the batch)"
+        columns = torch.from_numpy(solve_on_host((scores if start is None else scores - start).numpy(), where))
+        self.columns[number] = columns
+        if self.wants_prices:
+            if start is None:
+                start = scores.amax(0) if scores.shape[0] == scores.shape[1] else torch.zeros_like(scores[0])
+            self.prices[number] = find_prices(scores, columns, start, 1e-14 if self.scores.is_floating_point() else 0.0)
+
+    def solution(self) -> Solution:
+        """In the shape and on the device of the scores."""
+        batch, device = self.shape[:-2], self.scores.device
+        is_known = self.wants_prices or not len(self.left)
+        prices = self.prices.to(device).reshape(*batch, self.shape[-1]) if is_known else None
+        columns = self.columns.to(device).reshape(self.shape[:-1])
+        return Solution(columns, prices, self.solved.to(device).reshape(batch))
 
 
 def _check(scores: Tensor) -> None:
     if not isinstance(scores, Tensor) or scores.is_complex() or scores.dtype == torch.bool:
         kind = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
         raise TypeError(f"assign takes a tensor of real scores, but got {kind}.")
-    if scores.ndim < 2 or scores.shape[-1] != scores.shape[-2]:
+    if scores.ndim < 2 or scores.shape[-2] > scores.shape[-1]:
         raise ValueError(
-            f"assign takes scores of shape (*batch, n, n), but got {tuple(scores.shape)}. "
-            "Pad a rectangular problem with zeros to a square one."
+            f"assign takes scores of shape (*batch, m, n) with m <= n, a column for each row, but got {tuple(scores.shape)}"
+            ". Transpose the scores to choose a row for each column."
         )
 
 
-def _take_best(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """The best column of each row, and for each problem whether those columns are the answer (on the CPU)."""
-    n = scores.shape[-1]
-    if scores.numel() == 0:
-        best = torch.empty(scores.shape[:-1], dtype=torch.int64, device=scores.device)
-        return best, torch.ones(scores.shape[:-2], dtype=torch.bool)
-    top, best = scores.max(-1)  # NaN and +inf are maxima, so that they are found here
-    different = (best.sort(-1).values == torch.arange(n, device=scores.device)).all(-1)
-    return best, (different & top.isfinite().all(-1)).cpu()
-
-
-def _solve(scores: np.ndarray, place: Place) -> np.ndarray:
-    where = f" (problem {place} of the batch)" if place else ""
-    if np.isfinite(scores).all():
-        return (_lapx_solver() or _scipy_solver)(-scores)
-    for name, bad in (("NaN", np.isnan(scores)), ("+inf", np.isposinf(scores))):
-        if bad.any():
-            first = tuple(int(i) for i in np.argwhere(bad)[0])
-            raise ValueError(
-                f"assign takes scores that are finite, or -inf to forbid an entry, but {int(bad.sum())} of "
-                f"{bad.size} are {name}, the first at {first}{where}."
-            )
-    return _solve_forbidden(scores, np.isneginf(scores), where)
-
-
-def _solve_forbidden(scores: np.ndarray, forbidden: np.ndarray, where: str) -> np.ndarray:
-    from scipy.optimize import linear_sum_assignment
-
-    try:
-        return linear_sum_assignment(scores, maximize=True)[1].astype(np.int64)
-    except ValueError as error:
-        raise ValueError(
-            f"-inf forbids {int(forbidden.sum())} of {forbidden.size} entries and leaves no assignment{where}"
-            ". Every set of k rows needs at least k columns to choose from; allow more entries."
-        ) from error
-
-
-def _scipy_solver(costs: np.ndarray) -> np.ndarray:
-    from scipy.optimize import linear_sum_assignment
-
-    return linear_sum_assignment(costs)[1].astype(np.int64)
-
-
-@functools.cache
-def _lapx_solver() -> Callable[[np.ndarray], np.ndarray] | None:
-    try:
-        import lap
-    except ImportError:
+def _check_start(start: AssignmentInfo | Tensor | None, scores: Tensor) -> Tensor | None:
+    if start is None:
         return None
+    prices = start.column_duals if isinstance(start, AssignmentInfo) else start
+    if not isinstance(prices, Tensor) or prices.is_complex() or prices.dtype == torch.bool:
+        kind = prices.dtype if isinstance(prices, Tensor) else type(prices).__name__
+        raise TypeError(f"start takes a tensor of prices or the info of an earlier call, but got {kind}.")
+    expected = (*scores.shape[:-2], scores.shape[-1])
+    if prices.shape != expected or (isinstance(start, AssignmentInfo) and start.columns.shape != scores.shape[:-1]):
+        raise ValueError(f"start must have a price for each column, {expected}, but got {tuple(prices.shape)}.")
+    return prices.detach().to(scores.device)
 
-    if not hasattr(lap, "lapjvr"):
-        return None
 
-    def solve(costs: np.ndarray) -> np.ndarray:
-        try:
-            rows, columns = lap.lapjvr(costs, return_cost=False)
-        except ValueError:  # it refuses costs whose differences overflow, which SciPy takes
-            return _scipy_solver(costs)
-        if not np.array_equal(rows, np.arange(len(costs))):  # what comes back has changed between releases
-            return _scipy_solver(costs)
-        return np.asarray(columns, dtype=np.int64)
+def _make_usable(prices: Tensor, scores: Tensor) -> Tensor:
+    """Prices in float64, whole ones for integers; zeros for a problem where they would cost digits of the scores."""
+    prices = prices.double()
+    if not scores.is_floating_point():
+        prices = prices.round()
+    if not scores.numel():
+        return prices
+    largest = torch.cat([scores.amax(1), scores.amax(2)], 1).double().abs().amax(1, keepdim=True)
+    prices = prices - prices.amax(1, keepdim=True)
+    return torch.where((prices >= -_WIDEST_START * largest).all(1, keepdim=True), prices, 0.0)
 
-    return solve
+
+def _certify(scores: Tensor, columns: Tensor, prices: Tensor | None, solved: Tensor) -> AssignmentInfo:
+    assert prices is not None
+    reduced = scores - prices.unsqueeze(-2)
+    row_duals = reduced.amax(-1) if scores.numel() else prices.new_zeros(columns.shape)
+    chosen = scores.gather(-1, columns.unsqueeze(-1)).squeeze(-1).double()
+    value, bound = chosen.sum(-1), row_duals.sum(-1) + prices.sum(-1)
+    excess = (bound - value).clamp_min(0)
+    gap = torch.where(excess == 0, 0.0, excess / chosen.abs().sum(-1))
+    return AssignmentInfo(columns, row_duals, prices, value, bound, gap, solved)
+
+
+def _unravel(number: int, shape: Sequence[int]) -> tuple[int, ...]:
+    places = []
+    for size in reversed(shape):
+        number, place = divmod(number, size)
+        places.append(place)
+    return tuple(reversed(places))

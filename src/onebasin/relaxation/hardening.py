@@ -44,7 +44,7 @@ def harden(
     best: dict[str, Tensor] = {}
     for _, level in itertools.groupby(reversed(chosen), key=lambda g: len(g.parents)):
         groups = list(level)
-        for group, index in zip(groups, assign_all([scores[g.name] for g in groups]), strict=True):
+        for group, (index, *_) in zip(groups, assign_all([scores[g.name] for g in groups]), strict=True):
             best[group.name] = index.cpu()
             parent = next((p for p in reversed(group.parents) if p in scores), None)
             if carry and parent is not None:

@@ -1,1 +1,4 @@
-"""Triton kernels of the Sinkhorn operator. Importing them needs Triton, so `operator.launch` does it inside functions."""
+"""Triton kernels of the Sinkhorn operator and of assignments.
+
+Importing them needs Triton, so `operator.launch` does it inside functions.
+"""
