@@ -95,9 +95,9 @@ def _timed_assignments():
     spent: list[float] = []
     plain = hardening.assign_all
 
-    def timed(matrices: Any) -> Any:
+    def timed(*args: Any) -> Any:
         begin = time.perf_counter()
-        result = plain(matrices)
+        result = plain(*args)
         spent.append(time.perf_counter() - begin)
         return result
 

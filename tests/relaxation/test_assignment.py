@@ -143,6 +143,17 @@ def test_duals_of_the_same_problem_leave_nothing_to_solve(monkeypatch):
     assert certified.gap.max() <= 1e-12
 
 
+def test_an_earlier_assignment_is_kept_problem_by_problem():
+    scores = torch.stack([hard_case("normal", 30, seed)[:25] for seed in range(3)])
+    columns, info = assign(scores, return_info=True)
+    scores[1] = hard_case("normal", 30, 5)[:25]
+    again, certified = assign(scores, start=info, return_info=True)
+    assert certified.solved.tolist() == [False, True, False]
+    assert torch.equal(again[[0, 2]], columns[[0, 2]])
+    for i in range(3):
+        assert_proven(scores[i], again[i], AssignmentInfo(**{k: v[i] for k, v in vars(certified).items()}))
+
+
 def test_a_batch_has_a_proof_for_each_problem():
     scores = torch.stack([hard_case(kind, 20).double() for kind in ("normal", "planted", "sparse", "ties")]).reshape(
         2, 2, 20, 20

@@ -16,8 +16,9 @@ from onebasin.relaxation.host_assignment import find_prices, solve_on_host
 
 _THREADS_FROM = 64  # units; a smaller problem is solved before a thread has started
 _ROUNDING = 1e-13  # the gap of an assignment that is the best one up to roundings
+_DEVICE_FROM = 2**17  # entries of a batch; fewer are solved on the CPU before the launches on the device are over
 _LARGEST_GAP = 1e-9  # of a solution from the device that is taken without another look
-_WIDEST_START = 1e3  # times the best scores of rows and columns: prices further apart would cost digits of the scores
+_WIDEST_START = 1e3  # times the best scores of rows: prices further apart would cost digits of the scores
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,13 @@ class AssignmentInfo:
     solved: Tensor
 
 
+class Start(NamedTuple):
+    """Prices of columns to begin with, (*batch, n), and an assignment that may still be the best, (*batch, m)."""
+
+    prices: Tensor
+    columns: Tensor | None = None
+
+
 class Solution(NamedTuple):
     """Columns of the rows, (*batch, m); prices of the columns, (*batch, n), if known; which problems were solved."""
 
@@ -69,7 +77,7 @@ def assign(
 
     Where the best columns of the rows are all different they are the answer, and nothing is solved. Otherwise each problem
     is solved exactly: on the CPU in float64 by `lapx` where it is installed, which is faster, or by SciPy, the problems
-    of a batch on several threads; on a CUDA device there, all problems of a batch at once.
+    of a batch on several threads; large problems and batches on a CUDA device are solved there, all at once.
 
     Args:
         scores: (*batch, m, n) real numbers, m <= n. -inf forbids an entry. Ties are broken in an unspecified way, the same
@@ -99,27 +107,21 @@ def assign(
         False
     """
     _check(scores)
-    prices = _check_start(start, scores)
-    if isinstance(start, AssignmentInfo) and scores.numel():
-        columns = start.columns.to(scores.device)
-        solved = torch.zeros(scores.shape[:-2], dtype=torch.bool, device=scores.device)
-        earlier = _certify(scores.detach(), columns, prices, solved)
-        if (earlier.gap <= (_ROUNDING if scores.is_floating_point() else 0)).all():
-            return (columns, earlier) if return_info else columns
-    solution = assign_all([scores], [prices], wants_prices=return_info)[0]
+    solution = assign_all([scores], [_check_start(start, scores)], wants_prices=return_info)[0]
     if not return_info:
         return solution.columns
+    assert solution.prices is not None
     return solution.columns, _certify(scores.detach(), solution.columns, solution.prices, solution.solved)
 
 
 def assign_all(
-    matrices: Sequence[Tensor], starts: Sequence[Tensor | None] | None = None, wants_prices: bool = False
+    matrices: Sequence[Tensor], starts: Sequence[Start | None] | None = None, wants_prices: bool = False
 ) -> list[Solution]:
     """`assign` for tensors of several shapes; on the CPU their problems are solved together, on PyTorch's number of threads.
 
     Args:
         matrices: scores, each (*batch, m, n).
-        starts: prices to begin with, (*batch, n), or None.
+        starts: what to begin with, or None.
         wants_prices: find them where they do not come for nothing, which they do on a GPU.
     """
     for scores in matrices:
@@ -146,38 +148,56 @@ class _Batch:
     Whatever remains to be solved on the CPU are its tasks.
     """
 
-    def __init__(self, scores: Tensor, start: Tensor | None, wants_prices: bool):
+    def __init__(self, scores: Tensor, start: Start | None, wants_prices: bool):
         self.shape, self.wants_prices = scores.shape, wants_prices
         m, n = self.shape[-2:]
         self.scores = scores.reshape(math.prod(self.shape[:-2]), m, n)
-        self.start = None if start is None else _make_usable(start.reshape(len(self.scores), n), self.scores)
+        self.start = None if start is None else _make_usable(start.prices.reshape(len(self.scores), n), self.scores)
+        self.reduced = self.scores if self.start is None else self.scores - self.start[:, None, :]
         self.prices = torch.zeros(len(self.scores), n, dtype=torch.float64, device=scores.device)
         self.solved = torch.zeros(len(self.scores), dtype=torch.bool)
         self.columns = torch.empty(self.scores.shape[:-1], dtype=torch.int64, device=scores.device)
         if scores.numel():
             self._take_best()
+        if scores.numel() and start is not None and start.columns is not None:
+            self._keep(start.columns.to(scores.device).reshape(len(self.scores), m))
         self.left = self.solved.nonzero()[:, 0]
-        if len(self.left) and scores.is_cuda and m == n:
+        if scores.is_cuda and m == n and len(self.left) * n * n >= _DEVICE_FROM:
             self._solve_on_device()
         if len(self.left):  # what is solved on the CPU is collected there
             self.columns, self.prices = self.columns.cpu(), self.prices.cpu()
 
     def _take_best(self) -> None:
         """The best column of each row; where they differ they are the answer."""
-        m, n = self.shape[-2:]
-        reduced = self.scores if self.start is None else self.scores - self.start[:, None, :]
-        top, self.columns = reduced.max(-1)  # NaN and +inf are maxima, so that they are found here
-        counts = torch.zeros(len(self.scores), n, dtype=torch.int64, device=self.scores.device)
-        counts.scatter_add_(1, self.columns, torch.ones_like(self.columns))
-        known = (counts <= 1).all(-1) & top.isfinite().all(-1)
+        top, self.columns = self.reduced.max(-1)  # NaN and +inf are maxima, so that they are found here
+        counts, is_proof = self._set_prices(self.columns)
+        self.solved = ~((counts <= 1).all(-1) & top.isfinite().all(-1) & is_proof).cpu()
+
+    def _keep(self, columns: Tensor) -> None:
+        """An earlier assignment where it meets the bound of the prices that came with it."""
+        prices = self.prices
+        self._set_prices(columns)
+        reduced = self.reduced if self.shape[-1] == self.shape[-2] else None
+        gap = _certify(self.scores, columns, self.prices, self.solved, reduced).gap
+        is_kept = (gap <= (_ROUNDING if self.scores.is_floating_point() else 0)) & self.solved.to(gap.device)
+        self.columns = torch.where(is_kept[:, None], columns, self.columns)
+        self.prices = torch.where(is_kept[:, None], self.prices, prices)
+        self.solved &= ~is_kept.cpu()
+
+    def _set_prices(self, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """Take the prices of the start. How many rows have each column, and whether the prices could prove that.
+
+        A column without a row must have no price: this is so after a shift if no other column costs less.
+        """
+        counts = torch.zeros_like(self.prices, dtype=torch.int64).scatter_add_(1, columns, torch.ones_like(columns))
+        is_proof = torch.ones_like(counts[:, 0], dtype=torch.bool)
         if self.start is not None:
             self.prices = self.start.clone()
-        if self.start is not None and m < n:
-            # A column without a row must have no price: this is so after a shift if the others cost no less.
-            unused = self.start.masked_fill(counts > 0, -math.inf).amax(-1, keepdim=True)
-            known &= (self.start.masked_fill(counts == 0, math.inf) >= unused).all(-1)
-            self.prices = (self.start - unused).clamp_min(0)
-        self.solved = (~known).cpu()
+            if columns.shape[1] < counts.shape[1]:
+                unused = self.start.masked_fill(counts > 0, -math.inf).amax(-1, keepdim=True)
+                is_proof = (self.start.masked_fill(counts == 0, math.inf) >= unused).all(-1)
+                self.prices = (self.start - unused).clamp_min(0)
+        return counts, is_proof
 
     def _solve_on_device(self) -> None:
         left = self.left.to(self.scores.device)
@@ -194,21 +214,23 @@ class _Batch:
         if not len(self.left):
             return []
         left = self.left.to(self.scores.device)
-        problems = self.scores[left].to("cpu", torch.float64)
-        starts = None if self.start is None or self.shape[-1] != self.shape[-2] else self.start[left].cpu()
+        is_square = self.shape[-1] == self.shape[-2]
+        problems = (self.reduced if is_square else self.scores)[left].to("cpu", torch.float64)
 
         def make(place: int, number: int) -> Callable[[], None]:
-            return lambda: self._solve(number, problems[place], None if starts is None else starts[place])
+            return lambda: self._solve(number, problems[place])
 
         return [(self.shape[-1], make(place, number)) for place, number in enumerate(self.left.tolist())]
 
-    def _solve(self, number: int, scores: Tensor, start: Tensor | None) -> None:
+    def _solve(self, number: int, problem: Tensor) -> None:
         where = "" if len(self.shape) == 2 else f" (problem {_unravel(number, self.shape[:-2])} of the batch)"
-        columns = torch.from_numpy(solve_on_host((scores if start is None else scores - start).numpy(), where))
+        columns = torch.from_numpy(solve_on_host(problem.numpy(), where))
         self.columns[number] = columns
         if self.wants_prices:
-            if start is None:
-                start = scores.amax(0) if scores.shape[0] == scores.shape[1] else torch.zeros_like(scores[0])
+            scores = self.scores[number].to("cpu", torch.float64)
+            start = torch.zeros_like(scores[0])
+            if scores.shape[0] == scores.shape[1]:
+                start = scores.amax(0) if self.start is None else self.prices[number]
             self.prices[number] = find_prices(scores, columns, start, 1e-14 if self.scores.is_floating_point() else 0.0)
 
     def solution(self) -> Solution:
@@ -231,17 +253,17 @@ def _check(scores: Tensor) -> None:
         )
 
 
-def _check_start(start: AssignmentInfo | Tensor | None, scores: Tensor) -> Tensor | None:
+def _check_start(start: AssignmentInfo | Tensor | None, scores: Tensor) -> Start | None:
     if start is None:
         return None
-    prices = start.column_duals if isinstance(start, AssignmentInfo) else start
+    prices, columns = (start.column_duals, start.columns) if isinstance(start, AssignmentInfo) else (start, None)
     if not isinstance(prices, Tensor) or prices.is_complex() or prices.dtype == torch.bool:
         kind = prices.dtype if isinstance(prices, Tensor) else type(prices).__name__
         raise TypeError(f"start takes a tensor of prices or the info of an earlier call, but got {kind}.")
     expected = (*scores.shape[:-2], scores.shape[-1])
-    if prices.shape != expected or (isinstance(start, AssignmentInfo) and start.columns.shape != scores.shape[:-1]):
+    if prices.shape != expected or (columns is not None and columns.shape != scores.shape[:-1]):
         raise ValueError(f"start must have a price for each column, {expected}, but got {tuple(prices.shape)}.")
-    return prices.detach().to(scores.device)
+    return Start(prices.detach().to(scores.device), columns)
 
 
 def _make_usable(prices: Tensor, scores: Tensor) -> Tensor:
@@ -251,14 +273,16 @@ def _make_usable(prices: Tensor, scores: Tensor) -> Tensor:
         prices = prices.round()
     if not scores.numel():
         return prices
-    largest = torch.cat([scores.amax(1), scores.amax(2)], 1).double().abs().amax(1, keepdim=True)
+    largest = scores.amax(2).double().abs().amax(1, keepdim=True)
     prices = prices - prices.amax(1, keepdim=True)
     return torch.where((prices >= -_WIDEST_START * largest).all(1, keepdim=True), prices, 0.0)
 
 
-def _certify(scores: Tensor, columns: Tensor, prices: Tensor | None, solved: Tensor) -> AssignmentInfo:
-    assert prices is not None
-    reduced = scores - prices.unsqueeze(-2)
+def _certify(
+    scores: Tensor, columns: Tensor, prices: Tensor, solved: Tensor, reduced: Tensor | None = None
+) -> AssignmentInfo:
+    """The duals of an assignment, with those of the rows from these prices; `reduced` are the scores minus the prices."""
+    reduced = scores - prices.unsqueeze(-2) if reduced is None else reduced
     row_duals = reduced.amax(-1) if scores.numel() else prices.new_zeros(columns.shape)
     chosen = scores.gather(-1, columns.unsqueeze(-1)).squeeze(-1).double()
     value, bound = chosen.sum(-1), row_duals.sum(-1) + prices.sum(-1)
