@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import onebasin as ob
+from onebasin.relaxation import hardening
 from onebasin.relaxation.hardening import carry_to_parents, harden, joint_groups, joint_weights
 
 
@@ -58,3 +59,23 @@ def test_a_child_counts_with_the_weight_of_its_parents():
     weights = joint_weights(NESTED, plans)
     torch.testing.assert_close(weights["d"], plans["d"] * plans["h"][:, :, None, None])
     assert not weights["h"].any()
+
+
+def test_starts_are_left_for_the_next_call_where_duals_came_for_nothing(monkeypatch):
+    """As on a GPU; the scores of a group that was settled at once leave nothing."""
+    symmetry = ob.Symmetry.from_axes({"w": "h i", "v": "o j"}, ["h", "o"], {"w": torch.zeros(9, 1), "v": torch.zeros(5, 1)})
+    scores = {"h": torch.randn(9, 9, generator=torch.Generator().manual_seed(0)), "o": torch.eye(5)}
+    given, plain = [], hardening.assign_all
+
+    def assign_all(matrices, starts):
+        given.append(starts)
+        return plain(matrices, starts, wants_prices=True)
+
+    starts = {}
+    assert harden(symmetry, scores, starts=starts) == harden(symmetry, scores)
+    assert not starts
+    monkeypatch.setattr(hardening, "assign_all", assign_all)
+    first = harden(symmetry, scores, starts=starts)
+    assert starts.keys() == {"h"}
+    assert harden(symmetry, scores, starts=starts) == first
+    assert [start is not None for start in given[-1]] == [len(matrix) == 9 for matrix in (scores["o"], scores["h"])]

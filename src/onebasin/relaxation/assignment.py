@@ -155,11 +155,8 @@ class _Batch:
         self.start = None if start is None else _make_usable(start.prices.reshape(len(self.scores), n), self.scores)
         self.reduced = self.scores if self.start is None else self.scores - self.start[:, None, :]
         self.prices = torch.zeros(len(self.scores), n, dtype=torch.float64, device=scores.device)
-        self.solved = torch.zeros(len(self.scores), dtype=torch.bool)
-        self.columns = torch.empty(self.scores.shape[:-1], dtype=torch.int64, device=scores.device)
-        if scores.numel():
-            self._take_best()
-        if scores.numel() and start is not None and start.columns is not None:
+        self._take_best()
+        if start is not None and start.columns is not None and scores.numel():
             self._keep(start.columns.to(scores.device).reshape(len(self.scores), m))
         self.left = self.solved.nonzero()[:, 0]
         if scores.is_cuda and m == n and len(self.left) * n * n >= _DEVICE_FROM:
@@ -169,14 +166,22 @@ class _Batch:
 
     def _take_best(self) -> None:
         """The best column of each row; where they differ they are the answer."""
+        if not self.scores.numel():
+            self.columns = torch.empty(self.scores.shape[:-1], dtype=torch.int64, device=self.scores.device)
+            self.solved = torch.zeros(len(self.scores), dtype=torch.bool)
+            return
         top, self.columns = self.reduced.max(-1)  # NaN and +inf are maxima, so that they are found here
-        counts, is_proof = self._set_prices(self.columns)
-        self.solved = ~((counts <= 1).all(-1) & top.isfinite().all(-1) & is_proof).cpu()
+        ordered = self.columns.sort(-1).values
+        is_known = (ordered[:, 1:] > ordered[:, :-1]).all(-1) & top.isfinite().all(-1)
+        if self.start is not None:
+            is_known &= self._set_prices(self.columns, self.start)
+        self.solved = ~is_known.cpu()
 
     def _keep(self, columns: Tensor) -> None:
         """An earlier assignment where it meets the bound of the prices that came with it."""
+        assert self.start is not None
         prices = self.prices
-        self._set_prices(columns)
+        self._set_prices(columns, self.start)
         reduced = self.reduced if self.shape[-1] == self.shape[-2] else None
         gap = _certify(self.scores, columns, self.prices, self.solved, reduced).gap
         is_kept = (gap <= (_ROUNDING if self.scores.is_floating_point() else 0)) & self.solved.to(gap.device)
@@ -184,20 +189,18 @@ class _Batch:
         self.prices = torch.where(is_kept[:, None], self.prices, prices)
         self.solved &= ~is_kept.cpu()
 
-    def _set_prices(self, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Take the prices of the start. How many rows have each column, and whether the prices could prove that.
+    def _set_prices(self, columns: Tensor, start: Tensor) -> Tensor:
+        """Take the prices of the start; whether they can prove that these columns are the answer.
 
         A column without a row must have no price: this is so after a shift if no other column costs less.
         """
-        counts = torch.zeros_like(self.prices, dtype=torch.int64).scatter_add_(1, columns, torch.ones_like(columns))
-        is_proof = torch.ones_like(counts[:, 0], dtype=torch.bool)
-        if self.start is not None:
-            self.prices = self.start.clone()
-            if columns.shape[1] < counts.shape[1]:
-                unused = self.start.masked_fill(counts > 0, -math.inf).amax(-1, keepdim=True)
-                is_proof = (self.start.masked_fill(counts == 0, math.inf) >= unused).all(-1)
-                self.prices = (self.start - unused).clamp_min(0)
-        return counts, is_proof
+        if self.shape[-1] == self.shape[-2]:
+            self.prices = start.clone()
+            return torch.ones_like(start[:, 0], dtype=torch.bool)
+        is_used = torch.zeros_like(start, dtype=torch.bool).scatter_(1, columns, True)
+        unused = start.masked_fill(is_used, -math.inf).amax(-1, keepdim=True)
+        self.prices = (start - unused).clamp_min(0)
+        return (start.masked_fill(~is_used, math.inf) >= unused).all(-1)
 
     def _solve_on_device(self) -> None:
         left = self.left.to(self.scores.device)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.operator import sinkhorn
+from onebasin.relaxation.assignment import Start
 from onebasin.relaxation.hardening import harden, joint_weights
 from onebasin.relaxation.learned_bases import LearnedBases
 from onebasin.relaxation.plans import plan_shape, plans_of
@@ -168,15 +169,21 @@ class RebasinNet(nn.Module):
         logarithms = dict(zip(self._scales, self.logarithms, strict=True))
         return Transform(self.permutation(cost), logarithms, self._bases.matrices())
 
-    def candidates(self, plans: Mapping[str, Tensor] | None = None) -> list[Permutation]:
+    def candidates(
+        self, plans: Mapping[str, Tensor] | None = None, starts: tuple[dict[str, Start], dict[str, Start]] | None = None
+    ) -> list[Permutation]:
         """The permutation closest to the plans and, if it differs, the one assigned on the logits, as the authors do.
 
         Args:
             plans: of these logits, if they have been computed.
+            starts: see `harden`, for plans and for logits.
         """
+        of_plans, of_logits = starts or (None, None)
         with torch.no_grad():
-            from_plans = harden(self.symmetry, joint_weights(self.symmetry, self.plans() if plans is None else plans))
-            from_logits = harden(self.symmetry, self.unstack(dict(self.logits.items())), carry=False)
+            weights = joint_weights(self.symmetry, self.plans() if plans is None else plans)
+            from_plans = harden(self.symmetry, weights, starts=of_plans)
+            logits = self.unstack(dict(self.logits.items()))
+            from_logits = harden(self.symmetry, logits, carry=False, starts=of_logits)
         return [from_plans] if from_plans == from_logits else [from_plans, from_logits]
 
 

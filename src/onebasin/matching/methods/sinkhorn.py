@@ -16,6 +16,7 @@ from onebasin.descent.cuda_graphs import CapturedStep
 from onebasin.matching.methods.base import Match, Method, check_choice, check_count, check_flag, check_number
 from onebasin.matching.problem import Problem
 from onebasin.operator.implicit import choose_backend
+from onebasin.relaxation.assignment import Start
 from onebasin.relaxation.distance import SoftDistance
 from onebasin.relaxation.plans import plan_shape
 from onebasin.relaxation.rebasin_net import SOLVER_STEPS, RebasinNet
@@ -274,6 +275,7 @@ class _Descent:
         self.cost = problem.cost(self.best)
         self.seen: tuple[list[Permutation], list[float]] = ([], [])
         self.columns: list[Tensor] = []  # the best of each row when the candidates were assigned
+        self.starts: tuple[dict[str, Start], dict[str, Start]] = ({}, {})  # of the assignments of the next look
         self.last_gain = self.last_look = -1
         self.gap = looks.gap
 
@@ -302,7 +304,7 @@ class _Descent:
         if self.columns and all(map(torch.equal, columns, self.columns)):
             return self.seen[0]
         self.columns = columns
-        return net.candidates(net.unstack(plans))
+        return net.candidates(net.unstack(plans), self.starts)
 
     def alternatives(self) -> tuple[Permutation, ...]:
         """Where the descent ended, which may lie in a better basin than the best permutation."""
