@@ -4,10 +4,10 @@ python -m benchmarks.assignments [--device cuda] [--quick] [--all] [--out FILE]
 
 The problems are weight-matching scores of two networks trained on the digits (the first hidden layer in the third sweep;
 warm starts have the duals of the second), plans in the middle of a Sinkhorn descent on the same networks (warm starts have
-the duals of five steps before), scores of which five rows change, and a batch of 64 weight-matching problems. The scores lie
-on the device; SciPy and lapx are charged with the way to the CPU. A time is the median of up to seven calls; on the CPU it is
-that of one core, so that others on the machine do not count. Every answer is proven by its duals, and compared with SciPy's
-where that was run.
+the duals of five steps before), scores of which five rows change, and a batch of 64 weight-matching problems. The scores
+lie on the device; SciPy and lapx are charged with the way to the CPU. A time is the median of up to seven calls; on the CPU
+it is that of one core, so that others on the machine do not count. Every answer is proven by its duals, and compared with
+SciPy's where that was run.
 """
 
 from __future__ import annotations

@@ -247,6 +247,21 @@ def test_indices_come_back_on_the_device():
     assert torch.allclose(total(scores, columns.cpu()), total(scores, assign(scores)))
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", KINDS)
+def test_hard_cases_on_the_device(monkeypatch, kind):
+    scores = torch.stack([hard_case(kind, 200, seed) for seed in range(4)])
+    if kind != "rank one":  # which takes too many phases
+        monkeypatch.setattr(assignment, "solve_on_host", lambda *_: pytest.fail("solved on the CPU"))
+    columns, info = assign(scores.cuda(), return_info=True)
+    again, warm = assign(scores.cuda(), start=info.column_duals, return_info=True)
+    for found, each in ((columns, info), (again, warm)):
+        assert found.is_cuda
+        for i in range(4):
+            assert_proven(scores[i], found[i].cpu(), AssignmentInfo(**{k: v[i].cpu() for k, v in vars(each).items()}))
+
+
 def test_problems_of_several_shapes_are_solved_together():
     generator = torch.Generator().manual_seed(0)
     matrices = [torch.randn(*shape, generator=generator) for shape in ((3, 70, 70), (5, 5), (2, 2, 90, 90), (0, 4, 4))]

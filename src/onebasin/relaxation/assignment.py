@@ -216,9 +216,10 @@ class _Batch:
         """What remains: the size of each problem, and a function that solves it."""
         if not len(self.left):
             return []
-        left = self.left.to(self.scores.device)
-        is_square = self.shape[-1] == self.shape[-2]
-        problems = (self.reduced if is_square else self.scores)[left].to("cpu", torch.float64)
+        problems = self.reduced if self.shape[-1] == self.shape[-2] else self.scores
+        if len(self.left) < len(problems):
+            problems = problems[self.left.to(problems.device)]
+        problems = problems.to("cpu", torch.float64)
 
         def make(place: int, number: int) -> Callable[[], None]:
             return lambda: self._solve(number, problems[place])

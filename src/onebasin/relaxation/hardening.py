@@ -42,7 +42,7 @@ def harden(
         groups: decide these only; the others stay as they are.
         carry: let the value of inner permutations count for the parent.
         starts: what an earlier call with similar scores has left here, and where this one leaves the same for the next. The
-            answer is as exact, and found faster on a GPU; on the CPU nothing is left, because duals cost more than they save.
+            answer is as exact, and found faster on a GPU. On the CPU nothing is left: duals cost more than they save.
     """
     chosen = list(symmetry.groups.values()) if groups is None else list(groups)
     chosen.sort(key=lambda g: len(g.parents))
