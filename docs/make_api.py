@@ -28,7 +28,7 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
     "Methods and their options": {
         "onebasin": ["Sinkhorn", "WeightMatching", "ActivationMatching", "StraightThrough", "Exchange", "Scaling"],
     },
-    "Operators": {"onebasin": ["sinkhorn", "assign"]},
+    "Operators": {"onebasin": ["sinkhorn", "assign", "AssignmentInfo"]},
     "Between models": {
         "onebasin": [
             *("interpolate", "linear_path", "LinearPath", "Path", "loss_plane", "Plane", "repair", "reset_batch_norm"),
