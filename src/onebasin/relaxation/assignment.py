@@ -16,7 +16,7 @@ from onebasin.relaxation.host_assignment import find_prices, solve_on_host
 
 _THREADS_FROM = 64  # units; a smaller problem is solved before a thread has started
 _ROUNDING = 1e-13  # the gap of an assignment that is the best one up to roundings
-_DEVICE_FROM = 2**17  # entries of a batch; fewer are solved on the CPU before the launches on the device are over
+_DEVICE_FROM = 2**19  # entries of a batch; fewer are solved on the CPU before the launches on the device are over
 _LARGEST_GAP = 1e-9  # of a solution from the device that is taken without another look
 _WIDEST_START = 1e3  # times the best scores of rows: prices further apart would cost digits of the scores
 
