@@ -51,7 +51,7 @@ avalanche: .venv-avalanche/installed
 .venv-avalanche/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-avalanche
 	.venv-avalanche/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch torchvision
-	.venv-avalanche/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[avalanche,files]' pytest
+	.venv-avalanche/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[avalanche]' pytest
 	touch $@
 
 # Likewise: mergekit, which our folders should go straight into, and PEFT, which it brings along.

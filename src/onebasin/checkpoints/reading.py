@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import torch
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from onebasin.checkpoints.checkpoint import (
     join_parts,
 )
 from onebasin.checkpoints.pipeline_parts import find_parts
-from onebasin.tensors.files import check_nesting, check_regular, import_safetensors, read_json
+from onebasin.tensors.files import check_nesting, check_regular, read_json
 
 _CONTAINERS = ("state_dict", "model_state_dict", "model", "module", "net", "ema")
 """Entries of a PyTorch file in which a state dict is looked for."""
@@ -127,7 +128,7 @@ def _open_shards(path: Path, index: Path) -> Checkpoint:
 
 
 def _open_safetensors(path: Path, file: Path) -> Checkpoint:
-    safetensors, version = import_safetensors(), FileVersion.of(file)
+    version = FileVersion.of(file)
     try:
         with safetensors.safe_open(file, framework="pt") as opened:
             metadata = opened.metadata() or {}

@@ -19,6 +19,7 @@ from onebasin.cli.commands.apply import apply
 from onebasin.cli.commands.barrier import barrier
 from onebasin.cli.commands.canonical import canonical
 from onebasin.cli.commands.demo import demo
+from onebasin.cli.commands.doctor import doctor
 from onebasin.cli.commands.inspect import inspect
 from onebasin.cli.commands.merge import merge
 from onebasin.cli.commands.port import port
@@ -46,7 +47,8 @@ No code in them is run, and inputs are never changed. \
 An output appears under its name when it is complete, and replaces an existing one only with --force.
 """.replace("\\\n", "")
 _EPILOG = (
-    "Exit codes: 0 done, 1 the answer is no (verify), 2 usage, 3 refused (the reason is on standard error), 130 interrupted."
+    "Exit codes: 0 done, 1 the answer is no (verify, doctor), 2 usage, 3 refused (the reason is on standard error), "
+    "130 interrupted."
 )
 
 app = typer.Typer(
@@ -60,8 +62,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (inspect, align, merge, barrier, apply, port, canonical, widen, verify, demo):
-    app.command(no_args_is_help=command is not demo)(command)
+for command in (inspect, align, merge, barrier, apply, port, canonical, widen, verify, demo, doctor):
+    app.command(no_args_is_help=command not in (demo, doctor))(command)
 
 
 @app.callback(invoke_without_command=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -206,7 +207,6 @@ def _choose_temporary(target: Path) -> Path:
 
 def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
     """Write tensors and a JSON header into one safetensors file."""
-    safetensors = import_safetensors()
     metadata = {key: json.dumps(value) for key, value in header.items()}
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     content = _sort_header(safetensors.torch.save(plain, metadata=metadata))
@@ -245,7 +245,6 @@ def load_header(path: str | os.PathLike[str]) -> dict[str, Any]:
 @contextlib.contextmanager
 def _open_tensors(path: str | os.PathLike[str]) -> Iterator[Any]:
     check_regular(path)
-    safetensors = import_safetensors()
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             yield file
@@ -258,12 +257,3 @@ def _read_header(path: str | os.PathLike[str], metadata: Mapping[str, str] | Non
         return {key: _parse_json(value, path) for key, value in (metadata or {}).items()}
     except ValueError as error:
         raise ValueError(f"the header of {path} was not written by onebasin: {error}") from error
-
-
-def import_safetensors() -> Any:
-    """The safetensors library, or an error that names the extra."""
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise ImportError("saving and loading needs safetensors: pip install 'onebasin[files]'") from error
-    return safetensors
