@@ -23,7 +23,7 @@ __all__ = [
     "GROUPED_MM",
     "BatchNorm",  # the base class of all batch norms, to find them in a module; without it each would have to be listed
     "Convolution",  # the base class of all convolutions, to find them in a module; without it each would have to be listed
-    "TorchDispatchMode",  # sees every operation of a call, to record it; without it modules are exported, ten times slower
+    "TorchDispatchMode",  # sees every operation of a call, to record it; without it modules are exported, which is slower
     "add_all",
     "below_autograd",
     "find_schema",
@@ -53,7 +53,7 @@ def below_autograd() -> AbstractContextManager[None]:
 GROUPED_MM = torch.ops.aten._grouped_mm.default
 """What `torch.nn.functional.grouped_mm` calls: rows times the matrix of their group, as in a mixture of experts.
 
-Without it such mixtures are exported in place of recorded, ten times slower.
+Without it such mixtures are exported in place of recorded, which is slower.
 """
 
 ignore_torch_function = torch._C._disabled_torch_function_impl

@@ -11,6 +11,7 @@ import torch
 
 from experiments import convergence, depth, figures, sensitivity, table1, table2
 from experiments.frame import run_experiment
+from experiments.table2_drawing import Cells, _are_same_networks
 from experiments.tasks import TASKS, _read, load
 from onebasin.datasets import downloads
 
@@ -105,3 +106,17 @@ def test_convergence_and_figures(tiny: Path):
     figures.draw(records, tiny)
     assert records[0]["result"]["Sinkhorn L2"] == records[0]["result"]["expected"]
     assert records[0]["result"]["weight matching"] != records[0]["result"]["expected"]
+
+
+def test_rows_of_networks_from_two_machines_are_not_paired():
+    """Half of the pairs end at other losses: the same seeds, trained elsewhere."""
+
+    def record(method, ends):
+        split = {"barrier": [0.1, 0.2], "ends": ends}
+        return {"config": {"task": "MNIST", "width": 64, "method": method, "first": 0}, "result": {"test": split}}
+
+    here, elsewhere = [[0.2, 0.3], [0.21, 0.31]], [[0.2, 0.3], [0.22, 0.31]]
+    cells = Cells([record("wm", here), record("mid", here), record("ste", elsewhere)])
+    assert _are_same_networks(cells, "MNIST", 64, "mid", "wm")
+    assert not _are_same_networks(cells, "MNIST", 64, "ste", "wm")
+    assert not _are_same_networks(cells, "MNIST", 64, "mid", "rnd")
