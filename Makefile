@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: install demo test check bench docs coverage avalanche mergekit clean
+.PHONY: install demo test check bench pages docs wheel-check coverage avalanche mergekit clean
 
 install: .venv/installed
 
@@ -29,10 +29,27 @@ bench: install
 	$(PY) -m benchmarks.steps --quick
 	$(PY) -m benchmarks.growth --quick
 
-docs: install
+# What scripts write into the pages: the API reference, outputs and pictures of code, the gallery.
+pages: install
 	$(PY) -m docs.make_api
 	$(PY) -m docs.run_page docs/tutorial.md docs/howto/*.md
 	$(PY) -m docs.make_gallery
+
+# The site, in build/site. A venv of its own, so that the tests do not need Sphinx.
+docs: .venv-docs/installed
+	rm -rf build/site
+	.venv-docs/bin/python -m sphinx --fail-on-warning --keep-going --quiet --doctree-dir build/doctrees docs build/site
+	@echo "the site: build/site/index.html"
+
+.venv-docs/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cli,docs]'
+	touch $@
+
+# The wheel, installed with each extra alone in an environment of its own: make wheel-check PYTHON=python3.12 EXTRAS="base cli" TORCH=2.11.0
+wheel-check:
+	$(PYTHON) .ci/check_wheel.py --extras "$(EXTRAS)" --torch "$(TORCH)"
 
 # A venv of its own: the architectures need libraries that nothing else does.
 coverage: .venv-coverage/installed
@@ -66,4 +83,4 @@ mergekit: .venv-mergekit/installed
 	touch $@
 
 clean:
-	rm -rf .venv .venv-coverage .venv-avalanche .venv-mergekit
+	rm -rf .venv .venv-docs .venv-coverage .venv-avalanche .venv-mergekit
