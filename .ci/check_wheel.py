@@ -99,7 +99,15 @@ def check(extra: str, wheel: Path, constraints: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _run([sys.executable, "-m", "venv", str(folder / "venv")])
-        pip = [str(folder / "venv/bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        pip = [
+            str(folder / "venv/bin/python"),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-compile",
+            "--disable-pip-version-check",
+        ]
         _run([*pip, "-c", str(constraints), f"{wheel}[{extra}]" if extra != "base" else str(wheel)])
         write_scripts(folder)
         for command in ["python readme.py", *CHECKS[extra]]:
