@@ -38,7 +38,7 @@ pages: install
 # The site, in build/site. A venv of its own, so that the tests do not need Sphinx.
 docs: .venv-docs/installed
 	rm -rf build/site
-	.venv-docs/bin/python -m sphinx --fail-on-warning --keep-going --quiet --doctree-dir build/doctrees docs build/site
+	.venv-docs/bin/python -m sphinx --fail-on-warning --keep-going --quiet --fresh-env --doctree-dir build/doctrees docs build/site
 	@echo "the site: build/site/index.html"
 
 .venv-docs/installed: pyproject.toml constraints.txt

@@ -17,8 +17,8 @@ DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
 
 from docs.make_api import SECTIONS  # noqa: E402 - the line above lets it be found
+from docs.make_notebooks import PAGES, REPOSITORY, write_notebooks  # noqa: E402
 
-REPOSITORY = "https://github.com/onebasin/onebasin/blob/main"
 NAVIGATION = {
     "Start here": ["tutorial", "which-method", "gallery", "coming-from", "glossary"],
     "I have two checkpoints": [
@@ -72,7 +72,7 @@ html_theme_options = {
 
 
 def write_reference(app: Sphinx) -> None:
-    """A page for each public object, by its docstring, and an index of them."""
+    """A page for each public object, by its docstring, an index of them, and the notebooks."""
     folder = DOCS / "reference"
     folder.mkdir(exist_ok=True)
     lines = ["# API reference", ""]
@@ -87,9 +87,10 @@ def write_reference(app: Sphinx) -> None:
             lines.append(f"| [`{name}`]({page}) | {_summarise(module, name)} |")
         lines += ["", "```{toctree}", ":hidden:", "", *(_name_page(module, name) for module, name in names), "```", ""]
     _write(folder / "index.md", "\n".join(lines))
-    for file in folder.iterdir():
+    for file in folder.glob("*.md"):
         if file.name not in wanted:
             file.unlink()
+    write_notebooks(folder / "notebooks")
 
 
 def _is_class(module: str, name: str) -> bool:
@@ -127,6 +128,10 @@ def adapt_page(app: Sphinx, name: str, source: list[str]) -> None:
     if name.startswith("reference/"):
         return
     up = "../" * name.count("/")
+    if name in PAGES:
+        title, _, rest = source[0].partition("\n\n")
+        link = f"[This page as a notebook]({up}reference/notebooks/{Path(name).name}.ipynb)"
+        source[0] = f"{title}\n\n{link}\n\n{rest}"
     named = [(module, name) for modules in SECTIONS.values() for module, names in modules.items() for name in names]
     anchors = {  # those of the headings in api.md
         f"{'class-' if _is_class(module, name) else ''}{name.lower()}": f"{up}reference/{_name_page(module, name)}.md"

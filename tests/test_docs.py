@@ -12,6 +12,7 @@ import onebasin
 
 DOCS = Path(__file__).parent.parent / "docs"
 API = runpy.run_path(str(DOCS / "make_api.py"))
+NOTEBOOKS = runpy.run_path(str(DOCS / "make_notebooks.py"))
 
 
 def test_the_reference_is_what_the_docstrings_say():
@@ -42,3 +43,18 @@ def test_a_page_is_filled_with_what_its_code_prints(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("```python\nx = 6 * 7\nprint(x)\n```\n\n```text\nold\n```\n\n```python\nprint(x + 1)\n```\n\nend\n")
     assert run_page(page) == page.read_text().replace("old", "42")
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS["PAGES"])
+def test_a_notebook_has_the_code_of_its_page(name):
+    page = DOCS / f"{name}.md"
+    notebook = NOTEBOOKS["make_notebook"](page)
+    code = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert code == [block.strip() for block in blocks]
+    assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
+    text = "".join(line for cell in notebook["cells"] if cell["cell_type"] == "markdown" for line in cell["source"])
+    assert "```text" not in text
+    for place in re.findall(rf"\]\({NOTEBOOKS['REPOSITORY']}/([^)#?]+)", text):
+        assert (DOCS.parent / place).exists()
+    assert not re.search(r"\]\((?!http|#)", text)
