@@ -5,6 +5,7 @@ is white space. A page that needs a library which is not ours to need says so: `
 """
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,20 @@ def test_every_page_is_on_the_map():
     index = ROOT / "docs" / "index.md"
     linked = {(index.parent / t).resolve() for t in re.findall(r"\]\(([^)#]+\.md)", index.read_text(encoding="utf-8"))}
     assert {page for page in DOCS if page != index} <= linked
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_console_lines_have_commands_and_options_that_exist(page):
+    main = pytest.importorskip("typer.main")
+    from onebasin.cli.app import app
+
+    commands = main.get_command(app).commands
+    for line in re.findall(r"^\$ onebasin (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
+        words = shlex.split(line, comments=True)
+        if words[0] == "--help":
+            continue
+        assert words[0] in commands, line
+        known = {
+            option for parameter in commands[words[0]].params for option in (*parameter.opts, *parameter.secondary_opts)
+        }
+        assert {word for word in words[1:] if re.match(r"--?[a-z]", word)} <= known, line
