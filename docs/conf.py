@@ -36,9 +36,10 @@ NAVIGATION = {
         "symmetry",
         "howto/hand-written-symmetries",
     ],
-    "I study loss landscapes": ["method", "sinkhorn", "reproduction", "performance", "performance-notes", "growth"],
+    "I study loss landscapes": ["method", "sinkhorn", "reproduction", "performance"],
     "I do continual or federated learning": ["howto/continual-learning", "continual"],
     "Look up": ["reference/index", "coverage", "howto/add-a-rule"],
+    "Appendix": ["performance-notes", "growth"],
 }
 
 project = "onebasin"
