@@ -37,7 +37,7 @@ NAVIGATION = {
         "howto/hand-written-symmetries",
     ],
     "I study loss landscapes": ["method", "sinkhorn", "reproduction", "performance"],
-    "I do continual or federated learning": ["howto/continual-learning", "continual"],
+    "I do continual or federated learning": ["howto/continual-learning", "howto/federated-averaging", "continual"],
     "Look up": ["reference/index", "coverage", "howto/add-a-rule"],
     "Appendix": ["performance-notes", "growth"],
 }
