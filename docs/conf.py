@@ -166,8 +166,16 @@ def escape_docstring(app: Sphinx, what: str, name: str, thing: object, options: 
 _MARKS = re.compile(r"(?<=\()\*(?=\w)|(?<!`)\|(?!`)")
 
 
+def shorten_signature(
+    app: Sphinx, what: str, name: str, thing: object, options: object, signature: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """Defaults that have no short form, ``<factory>`` and functions, as an ellipsis: so the signature is Python."""
+    return signature and re.sub(r"<[^<>]*>", "...", signature), returned
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    app.connect("autodoc-process-signature", shorten_signature)
     app.connect("autodoc-process-docstring", escape_docstring)
     app.connect("builder-inited", write_reference)
     app.connect("source-read", adapt_page)
