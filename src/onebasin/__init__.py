@@ -11,6 +11,7 @@ from onebasin.landscape.calibration import repair
 from onebasin.landscape.paths import LinearPath, Plane, linear_path, loss_plane
 from onebasin.matching.alignment import Alignment, align
 from onebasin.matching.canonical_form import CanonicalForm, canonical
+from onebasin.matching.lineage import Provenance, provenance
 from onebasin.matching.merging import merge
 from onebasin.matching.methods import ActivationMatching, Exchange, Sinkhorn, StraightThrough, WeightMatching
 from onebasin.matching.porting import Ported, port
@@ -50,6 +51,7 @@ __all__ = [
     "Permutation",
     "Plane",
     "Ported",
+    "Provenance",
     "RandomPoint",
     "RebasinNet",
     "Scale",
@@ -70,6 +72,7 @@ __all__ = [
     "loss_plane",
     "merge",
     "port",
+    "provenance",
     "repair",
     "reset_batch_norm",
     "sinkhorn",

@@ -23,6 +23,7 @@ from onebasin.cli.commands.doctor import doctor
 from onebasin.cli.commands.inspect import inspect
 from onebasin.cli.commands.merge import merge
 from onebasin.cli.commands.port import port
+from onebasin.cli.commands.provenance import provenance
 from onebasin.cli.commands.verify import verify
 from onebasin.cli.commands.widen import widen
 from onebasin.cli.console import PYDANTIC, escape_controls, make_console, remember_arguments, wants_json
@@ -47,8 +48,8 @@ No code in them is run, and inputs are never changed. \
 An output appears under its name when it is complete, and replaces an existing one only with --force.
 """.replace("\\\n", "")
 _EPILOG = (
-    "Exit codes: 0 done, 1 the answer is no (verify, doctor), 2 usage, 3 refused (the reason is on standard error), "
-    "130 interrupted."
+    "Exit codes: 0 done, 1 the answer is no (verify, provenance, doctor), 2 usage, 3 refused (the reason is on standard "
+    "error), 4 cannot tell (provenance), 130 interrupted."
 )
 
 app = typer.Typer(
@@ -62,7 +63,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (inspect, align, merge, barrier, apply, port, canonical, widen, verify, demo, doctor):
+for command in (inspect, align, merge, barrier, apply, port, canonical, widen, verify, provenance, demo, doctor):
     app.command(no_args_is_help=command not in (demo, doctor))(command)
 
 

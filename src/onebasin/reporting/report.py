@@ -13,6 +13,7 @@ from torch import Tensor
 
 from onebasin.landscape.paths import LinearPath
 from onebasin.matching.alignment import Alignment
+from onebasin.matching.kinship import Evidence
 from onebasin.plots import history_series, plot_history, plot_path
 from onebasin.plots.style import line_style
 from onebasin.reporting import markup
@@ -44,6 +45,7 @@ class Report:
         averages: the metrics of averages of the models, by name, drawn as level lines beside the paths.
         distances: for each aligned model, by name, its distance from the target in each layer.
         ends: what the two ends of every path are called.
+        evidence: of tests on groups of units, shown as a table.
     """
 
     title: str
@@ -57,6 +59,7 @@ class Report:
     averages: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     distances: Mapping[str, Mapping[str, LayerDistance]] = field(default_factory=dict)
     ends: tuple[str, str] = ("A", "B")
+    evidence: Sequence[Evidence] = ()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the HTML file, whole or not at all."""
@@ -74,6 +77,7 @@ def render(report: Report) -> str:
     symmetry = report.symmetry or next((permutation.symmetry for permutation in permutations.values()), None)
     sections = [
         _render_facts([*_list_facts(report.alignment), *report.facts]),
+        _render_evidence(report.evidence),
         _render_paths(report.paths, report.averages, report.ends),
         _render_convergence(report.alignment),
         *(_render_matrices(name, permutation) for name, permutation in permutations.items()),
@@ -135,6 +139,21 @@ def _render_facts(facts: Sequence[tuple[str, str]]) -> str:
     tiles = "".join(pair for pair, fits in zip(pairs, short, strict=True) if fits)
     rows = "".join(pair for pair, fits in zip(pairs, short, strict=True) if not fits)
     return (f"<dl class='tiles'>\n{tiles}</dl>\n" if tiles else "") + (f"<dl class='rows'>\n{rows}</dl>\n" if rows else "")
+
+
+def _render_evidence(evidence: Sequence[Evidence]) -> str:
+    if not evidence:
+        return ""
+    rows = []
+    for each in evidence:
+        counts = [str(each.num_units), str(each.num_agreeing), f"{each.p_value:.2g}"]
+        rows.append([markup.escape(each.test), markup.dotted_name(each.group), *counts, markup.axes_list(each.keys),
+                     markup.axes_list(each.other)])  # fmt: skip
+    note = "Order: units that are matched with the unit in the same place. Residual: units whose residual parts are matched "
+    note += "as their other parts are. P is the probability of so many, or more, if the networks are independent."
+    header = ["test", "group", "units", "agree", "p", "tensors", "tensors of the other network"]
+    classes = ["name", "name", "number", "number", "number", "long", "long"]
+    return markup.section("Evidence by group", f"<p>{note}</p>{markup.table(header, rows, classes, 'tests')}")
 
 
 def _fits_tile(value: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -110,8 +110,17 @@ def _rotation(products: Tensor) -> Tensor:
     return left @ right
 
 
+Observe = Callable[[list[Group], list[str], State], bool]
+"""Called in the first sweep before each set of groups is decided, with the set, the tensors it is judged by, all of them
+beside groups that have been decided, and the source as it is transformed by then. Returns whether to decide the set."""
+
+
 def sweep_transforms(
-    problem: Problem, max_sweeps: int, start: Transform | None = None, only: Collection[str] | None = None
+    problem: Problem,
+    max_sweeps: int,
+    start: Transform | None = None,
+    only: Collection[str] | None = None,
+    observe: Observe | None = None,
 ) -> tuple[Transform, bool]:
     """Bring the weights together by permutations and rotations, and in the end by scales and invertible matrices.
 
@@ -124,13 +133,14 @@ def sweep_transforms(
         max_sweeps: the most sweeps to make.
         start: what to begin with; the identity if None.
         only: decide these groups, and those nested with them; all if None.
+        observe: see `Observe`.
 
     Returns:
         What to do to the source, and whether the last sweep changed nothing.
     """
     symmetry = with_pairs(problem.symmetry)
     sets = [groups for groups in joint_groups(symmetry) if only is None or any(g.name in only for g in groups)]
-    sweeps = _Sweeps(replace(problem, symmetry=symmetry), sets, start)
+    sweeps = _Sweeps(replace(problem, symmetry=symmetry), sets, start, observe)
     is_settled = False
     for number in range(max_sweeps):
         is_settled = sweeps.sweep(number)
@@ -148,6 +158,7 @@ class _Sweeps:
         problem: what to match, with pairs as groups.
         sets: of groups that are decided together.
         start: what to begin with.
+        observe: see `Observe`.
 
     Attributes:
         total: the transform.
@@ -155,8 +166,8 @@ class _Sweeps:
         is_equal: whether that is the target, up to rounding, after the last sweep.
     """
 
-    def __init__(self, problem: Problem, sets: list[list[Group]], start: Transform | None):
-        self.problem, self.symmetry, self.sets = problem, problem.symmetry, sets
+    def __init__(self, problem: Problem, sets: list[list[Group]], start: Transform | None, observe: Observe | None = None):
+        self.problem, self.symmetry, self.sets, self.observe = problem, problem.symmetry, sets, observe
         self.touched = [touched_keys(self.symmetry, problem.keys, groups) for groups in sets]
         self.bases = sole_bases(self.symmetry)
         self.decided = self.symmetry.groups.keys() - {group.name for groups in sets for group in groups}
@@ -186,7 +197,11 @@ class _Sweeps:
             members = {group.name for group in groups}
             if number == 0:
                 judged = _trusted(self.symmetry, keys, self.decided | members)
-                step = self._begin(judged)
+                step = self._begin(judged or keys)
+                if self.observe is not None and not self.observe(groups, judged, step.before):
+                    self.decided |= members
+                    continue
+                judged = judged or keys
                 for chosen, telling in _stages(self.symmetry, groups, judged):
                     step = self._extend(step, self._decide(step.after, chosen, telling))
                     update = stretch(problem, step.after, {group.name for group in chosen}, telling, _EXPLAINED)
@@ -194,6 +209,8 @@ class _Sweeps:
                 self._take(step, keys)
                 self.decided |= members
                 num_moved += 1
+                if self.observe is not None:
+                    self._turn_again()
                 continue
             step = self._begin(keys)
             step = self._extend(step, self._decide(step.before, groups, keys))
@@ -206,6 +223,19 @@ class _Sweeps:
         problem.report({"sweep": number, "moved": num_moved, "distance": left})
         self.is_equal = left <= EQUAL * self._squares
         return not num_moved or self.is_equal
+
+    def _turn_again(self) -> None:
+        """Rotate groups that have been decided once more, by all the tensors whose groups have been decided by now."""
+        for groups, touched in zip(self.sets, self.touched, strict=True):
+            members = {group.name for group in groups}
+            is_turned = any(b.group in members and b.kind in ("orthogonal", "centred") for b in self.bases.values())
+            keys = _trusted(self.symmetry, touched, self.decided)
+            if is_turned and members <= self.decided and not self.current.is_lazy:
+                step = self._begin(keys)
+                step = self._extend(step, self._decide(step.before, groups, keys))
+                before, after = (inner_product(state, self.problem.target, keys) for state in (step.before, step.after))
+                if after > before:
+                    self._take(step, keys)
 
     def stretch(self) -> None:
         """Choose scales and invertible matrices, set by set, while they bring the networks closer."""
@@ -286,8 +316,8 @@ class _Step(NamedTuple):
 
 
 def _trusted(symmetry: Symmetry, keys: list[str], decided: Collection[str]) -> list[str]:
-    """The tensors on which no other groups are left to decide; all if there are none."""
-    return [key for key in keys if names(symmetry.layouts[key]) & symmetry.groups.keys() <= set(decided)] or keys
+    """The tensors on which no other groups are left to decide."""
+    return [key for key in keys if names(symmetry.layouts[key]) & symmetry.groups.keys() <= set(decided)]
 
 
 def _stages(symmetry: Symmetry, groups: list[Group], keys: list[str]) -> Iterator[tuple[list[Group], list[str]]]:
