@@ -26,6 +26,7 @@ NAVIGATION = {
         "howto/hugging-face",
         "howto/port-fine-tunes",
         "howto/different-widths",
+        "howto/provenance",
         "cli",
     ],
     "I have two modules": [

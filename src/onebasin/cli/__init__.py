@@ -1,7 +1,8 @@
 """The command ``onebasin``: what the library does, for people who have checkpoints.
 
-Exit codes: 0 done; 1 the answer is no (`verify`, `doctor`); 2 the command line could not be read; 3 refused, because a file
-or a value does not fit, with one sentence on standard error; 70 an error of ours; 130 interrupted.
+Exit codes: 0 done; 1 the answer is no (`verify`, `provenance`, `doctor`); 2 the command line could not be read; 3 refused,
+because a file or a value does not fit, with one sentence on standard error; 4 it cannot be told (`provenance`); 70 an error
+of ours; 130 interrupted.
 """
 
 import importlib

@@ -49,7 +49,7 @@ class Evidence:
         p_value: of so many, or more, under the null hypothesis of the test.
         best: the p-value if all units had agreed.
         keys: the tensors that were compared.
-        other: the tensors of B, if they have other names: of another layer.
+        other: the tensors of the network with more blocks, if they have other names.
     """
 
     test: str

@@ -49,7 +49,8 @@ class Provenance:
         p_value: of both tests together. Each p-value is one of Fisher's combination over groups, and the smaller of the two
             is doubled.
         p_values: of each test.
-        evidence: of each group of units and test.
+        evidence: of each test on each group: `test`, `group`, `num_units`, `num_agreeing`, `p_value`, `keys`, and `other`,
+            the tensors of the network with more blocks.
         level: the p-value from which on the networks count as derived.
         changes: for each parameter the norm of the difference to A's, relative to the norm of A's, after alignment; empty
             for networks that are neither the same nor derived, and for files whose units were reordered.
