@@ -10,6 +10,7 @@ from torch import nn
 
 import onebasin as ob
 from onebasin.landscape.paths import LinearPath
+from onebasin.matching.kinship import Evidence
 from onebasin.reporting.figures import matrix_png
 from onebasin.reporting.report import Report, render
 from onebasin.tensors.distances import LayerDistance
@@ -263,3 +264,13 @@ def test_a_family_is_drawn_with_its_parents():
     text = render(Report("t", permutation=swap))
     assert "4 of 4 moved" in text  # the heads changed places and took their units along
     assert matrix_png(torch.tensor([2, 3, 0, 1])) in text
+
+
+def test_evidence_is_a_table_whose_names_are_escaped():
+    found = Evidence("residual", "<b>group", 64, 60, 1e-40, 1e-60, ("fc.weight",), ("fc2.weight",))
+    page = render(Report("Kin", evidence=[found]))
+    assert "Evidence by group" in page
+    assert "&lt;b&gt;group" in page
+    assert "1e-40" in page
+    assert "fc2.weight" in page
+    assert "Evidence by group" not in render(Report("Kin"))
