@@ -146,14 +146,8 @@ def _draw(generator: torch.Generator) -> float:
 
 def _match(scores: Tensor, generator: torch.Generator) -> Tensor:
     """The best column for each row, (*batch, rows). Columns are shuffled first, so that ties are broken at random."""
-    *_, rows, columns = scores.shape
-    order = torch.randperm(columns, generator=generator)
-    shuffled = scores[..., order]
-    if rows < columns:
-        from scipy.optimize import linear_sum_assignment
-
-        return order[torch.from_numpy(linear_sum_assignment(shuffled.numpy(), maximize=True)[1])]
-    return order[assign(shuffled)]
+    order = torch.randperm(scores.shape[-1], generator=generator)
+    return order[assign(scores[..., order])]
 
 
 def _share_out(
