@@ -20,6 +20,7 @@ EXPERIMENTS = {
     "depth": "VGG11-19, ResNet-20 and a vision transformer on CIFAR-10",
     "many": "three and five of those networks merged at once",
     "transformers": "a ViT and two language models, aligned by every kind of symmetry",
+    "widening": "narrow networks widened and aligned to wide ones that were trained apart",
     "soft": "the soft midpoint as a merge, against fine-tuning",
     "deep": "networks trained by the recipes of the published results on merging, on CIFAR-10",
 }

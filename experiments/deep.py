@@ -65,8 +65,13 @@ def configs(quick: bool) -> list[dict[str, Any]]:
 
 
 def run(config: dict[str, Any], device: str) -> dict[str, Any]:
-    """Align the second network to the first, and measure the line between them with statistics put right."""
+    """Align the second network to the first, and measure the line between them."""
     target, source = trained_networks(RECIPES[config["recipe"]], config["seeds"], device)
+    return measure_pair(config, target, source, device)
+
+
+def measure_pair(config: dict[str, Any], target: nn.Module, source: nn.Module, device: str) -> dict[str, Any]:
+    """Align a network to another by a method, and measure the line between them with statistics put right."""
     images, labels = load_images("train", device)
     torch.manual_seed(0)
     data = list(zip(images.split(BATCH), labels.split(BATCH), strict=True))

@@ -91,7 +91,7 @@ def run(config: dict[str, Any], device: str) -> dict[str, Any]:
     first, second = (target, source) if found is None else (found.target, found.model)
     result: dict[str, Any] = {"seconds": seconds, "change": 0.0 if found is None else _change(source, found.model, test[0])}
     for name, (inputs, targets) in {"train": batches[0], "test": test}.items():
-        path = ob.linear_path(first, second, lambda m, x=inputs, y=targets: _evaluate(m, x, y), NUM_POINTS)
+        path = ob.linear_path(first, second, lambda m, x=inputs, y=targets: evaluate(m, x, y), NUM_POINTS)
         result[name] = {"weights": path.weights, "barrier": path.barrier, **path.metrics}
     return result
 
@@ -110,7 +110,7 @@ def _align(
     if method.startswith("drawn"):
         images = batches[0][0]
         batches = ob.synthetic_images([target, source], images.shape[1:], num_batches=100, batch_size=len(images))
-    line = _Line(nn.functional.cross_entropy if method.startswith("drawn") else loss, low=0.4, high=0.6)
+    line = Line(nn.functional.cross_entropy if method.startswith("drawn") else loss, low=0.4, high=0.6)
     options: dict[str, Any] = {"example_inputs": batches[0][0][:2], "seed": 0}
     if method == "auto":
         return ob.align(source, to=target, objective=line, data=batches, **options)
@@ -124,7 +124,7 @@ def _align(
         source, target, symmetry = _restrict(source, target, options.pop("example_inputs"), _PARTS[method])
         options |= {"kinds": "all", "symmetry": symmetry, "scaling": ob.Scaling(steps=config["steps"] if then else 0)}
     if then:
-        options |= {"objective": line, "data": _Shuffled(batches)}
+        options |= {"objective": line, "data": Shuffled(batches)}
     if method == "am" and then:
         steps = config["steps"]
         learned = ob.Sinkhorn(steps=steps, start="scaled", mass=0.99, patience=steps, check_every=50)
@@ -154,7 +154,7 @@ def _measure_simplex(
 ) -> dict[str, Any]:
     """The loss at the points of a grid between three networks, and how far it is above that of the ends."""
     networks, inputs, found = [target, *sources], batches[0][0][:2], []
-    options: dict[str, Any] = {"objective": _Line(loss, low=0.4, high=0.6), "data": _Shuffled(batches)}
+    options: dict[str, Any] = {"objective": Line(loss, low=0.4, high=0.6), "data": Shuffled(batches)}
     options |= {"kinds": "all", "method": "weight-matching", "scaling": ob.Scaling(steps=config["steps"])}
     ob.merge(networks, inputs, reference="common", on_aligned=found.extend, **options)
     states = [each.apply(ob.canonical(network, inputs).state) for each, network in zip(found, networks, strict=True)]
@@ -163,7 +163,7 @@ def _measure_simplex(
     for shares in weights:
         mean = {key: sum(s / 4 * state[key] for s, state in zip(shares, states, strict=True)) for key in states[0]}
         middle.load_state_dict(mean)
-        measured.append(_evaluate(middle, *test))
+        measured.append(evaluate(middle, *test))
     corners = [measured[weights.index(tuple(4 * (n == m) for m in range(3)))]["loss"] for n in range(3)]
     above = [
         m["loss"] - sum(s / 4 * c for s, c in zip(shares, corners, strict=True))
@@ -172,7 +172,7 @@ def _measure_simplex(
     return {"weights": weights, "test": {name: [m[name] for m in measured] for name in measured[0]}, "barrier": max(above)}
 
 
-class _Line(ob.RandomPoint):
+class Line(ob.RandomPoint):
     """The loss between two networks; on a GPU it is differentiated in bfloat16, as it was when they were trained."""
 
     def at(self, params: Any, target: Any, batch: Any, weight: float | Tensor) -> Tensor:
@@ -183,7 +183,7 @@ class _Line(ob.RandomPoint):
             return super().at(params, target, batch, weight)
 
 
-class _Shuffled:
+class Shuffled:
     """Batches in another order each time they are read, images augmented anew."""
 
     def __init__(self, batches: list[tuple[Tensor, Tensor]]):
@@ -196,7 +196,8 @@ class _Shuffled:
 
 
 @torch.no_grad()
-def _evaluate(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, float]:
+def evaluate(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, float]:
+    """Loss and accuracy."""
     total = right = 0.0
     for x, y in zip(inputs.split(500), targets.split(500), strict=True):
         output = model(x)
