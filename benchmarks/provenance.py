@@ -28,6 +28,7 @@ from torch import nn
 
 import onebasin as ob
 from benchmarks import peer_model_tracing
+from benchmarks.measuring import find_commit
 from benchmarks.provenance_networks import (
     FAMILIES,
     FORGETFUL,
@@ -128,7 +129,8 @@ def write_tables(records: list[Record]) -> str:
     lines += [
         f"P-values of at most 1e-6: {counts[0]} derived pairs, {counts[1]} independent pairs. Where training forgets the "
         f"start: {counts[2]} derived pairs, {counts[3]} independent pairs.", "",
-        f"`python -m benchmarks.provenance`, torch {torch.__version__} on a CPU; every pair is in provenance.jsonl.", "",
+        f"`python -m benchmarks.provenance`, torch {torch.__version__} on a CPU, commit {find_commit()}; every pair is in "
+        "provenance.jsonl.", "",
         "## Independent pairs", "",
         "All pairs of networks that were trained apart on the same data. A network is in many pairs, so that pairs are not "
         "independent of each other; the p-values of the order test are independent for any two pairs. KS is the p-value of "
