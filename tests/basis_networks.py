@@ -16,9 +16,16 @@ class Attention(nn.Module):
     """Heads of four; `kv_heads` of them for keys and values."""
 
     def __init__(
-        self, heads: int = 2, kv_heads: int = 2, norm: nn.Module | None = None, rotate: str = "", bias: bool = True
+        self,
+        heads: int = 2,
+        kv_heads: int = 2,
+        norm: nn.Module | None = None,
+        rotate: str = "",
+        bias: bool = True,
+        interleaves: bool = False,
     ):
         super().__init__()
+        self.interleaves = interleaves
         self.heads, self.kv_heads, self.rotate = heads, kv_heads, rotate
         self.q = nn.Linear(D, heads * 4, bias=bias)
         self.k, self.v = (nn.Linear(D, kv_heads * 4, bias=bias) for _ in range(2))
@@ -34,7 +41,9 @@ class Attention(nn.Module):
         if self.rotate:
             q, k = rotary(q, self.rotate), rotary(k, self.rotate)
         repeats = self.heads // self.kv_heads
-        if repeats > 1:
+        if self.interleaves:
+            k, v = (value.repeat_interleave(repeats, 1) for value in (k, v))
+        elif repeats > 1:
             shape = (batch, self.kv_heads, repeats, length, 4)
             k, v = (value.unsqueeze(2).expand(shape).reshape(batch, self.heads, length, 4) for value in (k, v))
         mixed = F.scaled_dot_product_attention(q, k, v)

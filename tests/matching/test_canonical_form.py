@@ -90,6 +90,21 @@ def test_a_gain_that_stays_in_one_model_stands_in_the_way_for_all():
     assert [copy is model for copy, model in zip(copies, (a, b), strict=True)] == [False, False]
 
 
+def test_each_model_has_a_gain_that_stays():
+    """Two streams; in one model the first cannot be rotated, in the other the second."""
+    torch.manual_seed(0)
+    x = torch.randn(5, 3, dtype=torch.float64)
+    layers = [(nn.Linear(3, D), nn.LayerNorm(D), nn.Linear(D, 6), nn.LayerNorm(6), nn.Linear(6, 2)) for _ in range(2)]
+    models = [nn.Sequential(*each).double().eval() for each in layers]
+    with torch.no_grad():
+        models[0][1].weight[0] = 0
+        models[1][3].weight[0] = 0
+    found = ob.align(models[0], to=models[1], example_inputs=x, kinds="all", scaling=ob.Scaling(steps=2))
+    assert not found.matrices
+    torch.testing.assert_close(found.model(x), models[0](x))
+    torch.testing.assert_close(found.target(x), models[1](x))
+
+
 def test_states_without_modules_are_refused():
     model, x = make()
     with pytest.raises(ValueError, match="give modules"):

@@ -1,5 +1,7 @@
 """The default chooses a method, and says which one and why."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -35,6 +37,17 @@ def test_what_is_chosen(arguments, method):
     named = ob.align(mlp(1), to=mlp(0), example_inputs=X, **{"method": method, **arguments})
     assert named.permutation == result.permutation
     assert not named.notes
+
+
+def test_a_scaled_copy_is_found_by_default():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 2)).double()
+    symmetry = ob.symmetry(model, X.double(), kinds="positive")
+    moved = copy.deepcopy(model)
+    moved.load_state_dict(ob.Transform.random(symmetry, torch.Generator().manual_seed(1)).apply(model))
+    result = ob.align(moved, to=model, example_inputs=X.double(), kinds="positive")
+    assert result.method == "weight-matching"
+    assert result.cost < 1e-12 * result.start_cost
 
 
 def test_with_data_and_an_objective_methods_follow_each_other():

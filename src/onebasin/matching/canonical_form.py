@@ -123,8 +123,21 @@ def canonicalise(
             notes[f"The gain {key} stays, and what it multiplies is not mixed: {reason}."] = None
     # A gain that stays in any of the models stands in the way for all.
     found = [trace(each, example_inputs, kinds="all") for each in copies]
-    symmetry = min(found, key=lambda each: len(each.fixed))
+    shared = frozenset.intersection(*(frozenset(each.fixed) for each in found))
+    symmetry = next((each for each in found if each.fixed.keys() == shared), None)
+    if symmetry is None:  # each of them has gains that are one where another has none
+        symmetry = trace(_unfix(copies[0], found[0].fixed.keys() - shared), example_inputs, kinds="all")
     return copies, symmetry, list(notes)
+
+
+def _unfix(model: nn.Module, keys: Iterable[str]) -> nn.Module:
+    """A copy in which some vectors are not filled with one number."""
+    result = copy.deepcopy(model)
+    with torch.no_grad():
+        for key in keys:
+            vector = result.get_parameter(key)
+            vector.copy_(torch.linspace(1, 2, len(vector)))
+    return result
 
 
 def _find_scale(symmetry: Symmetry, key: str) -> Scale | str:

@@ -57,6 +57,8 @@ def recommend(
         return Recommendation((ActivationMatching(),), "there is data, and no objective was named")
     if symmetry.bases:
         return Recommendation((WeightMatching(),), "without data it is the one that rotates units")
+    if symmetry.scales:
+        return Recommendation((WeightMatching(),), "without data it is the one that finds scales with the permutations")
     if obstacle:
         return Recommendation((WeightMatching(),), obstacle)
     return Recommendation((Sinkhorn(),), "without data it is the best method for networks of this size")

@@ -107,6 +107,14 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[tuple[int,
         [(D, "centred"), (4, "linear")],
     ),
     "grouped queries": (lambda: Model([Attention(4, 2)], layers(2)), TOKENS, [(D, "centred"), *HEAD]),
+    "grouped queries, keys repeated in place": (
+        lambda: Model([Attention(4, 2, interleaves=True)], layers(2)), TOKENS, [(D, "centred"), *HEAD]
+    ),
+    "RoPE, keys repeated in place": (
+        lambda: Model([Attention(4, 2, rotate="halves", interleaves=True)], layers(2)),
+        TOKENS,
+        [(D, "centred"), (4, "linear"), (2, "rotary")],
+    ),
     "multi-query": (lambda: Model([Attention(2, 1)], layers(2)), TOKENS, [(D, "centred"), *HEAD]),
     "SwiGLU": (lambda: Model([SwiGLU()], [RMSNorm(), RMSNorm()]), TOKENS, [(D, "orthogonal"), (12, "signed")]),
     "parallel": (lambda: Model([Attention(), MLP()], layers(1), "parallel"), TOKENS, [(D, "centred"), *HEAD]),
@@ -138,6 +146,13 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[tuple[int,
     "nothing between": (lambda: nn.Sequential(nn.Linear(3, D), nn.Linear(D, 4), nn.Tanh()), ROWS, [(D, "linear")]),
     "lengths": (lambda: Function(lambda x: x / x.norm(dim=-1, keepdim=True)), ROWS, [(D, "orthogonal")]),
     "cosine": (lambda: Function(lambda x: x * x.square().sum(-1, keepdim=True).rsqrt()), ROWS, [(D, "orthogonal")]),
+    "cosine similarity": (
+        lambda: Function(lambda x: F.cosine_similarity(x[1:], x[:-1], dim=-1)[:, None] * x[1:]), ROWS, [(D, "orthogonal")]
+    ),
+    "trap: cosine similarity along another axis": (
+        lambda: Function(lambda x: F.cosine_similarity(x[1:], x[:-1], dim=0) * x), ROWS, []
+    ),
+    "units repeated": (lambda: Function(lambda x: x.repeat(1, 2)[:, :D]), ROWS, [(D, "linear")]),
     "the product with itself": (lambda: Function(lambda x: x / (x * x).mean(-1, keepdim=True)), ROWS, [(D, "orthogonal")]),
     "the mean taken out": (lambda: Function(lambda x: x - x.mean(-1, keepdim=True)), ROWS, [(D, "centred")]),
     "trap: gains": (lambda: with_gains(Model([MLP()], layers(2))), TOKENS, []),

@@ -89,6 +89,20 @@ def _length(system: System, args: SlotArguments) -> TensorSlots:
     return reduce(system, args)
 
 
+def _cosine_similarity(system: System, args: SlotArguments) -> TensorSlots:
+    """A sum of products, divided by both lengths."""
+    first, second = args["x1"], args["x2"]
+    if len(first) != len(second):
+        raise NotCovered("operands of different ranks")
+    for number, pair in enumerate(zip(first, second, strict=True)):
+        if number != args["dim"] % len(first):
+            system.forbid(*pair)
+            continue
+        system.narrow(Freedom.ORTHOGONAL, *pair)
+        system.contract(*pair)
+    return args.expected
+
+
 def _odd(system: System, args: SlotArguments) -> TensorSlots:
     """f(-x) = -f(x)."""
     low, high = args.get("min_val", -1), args.get("max_val", 1)
@@ -205,6 +219,7 @@ RULES: dict[str, Rule] = {
     "layer_norm": _norm(Freedom.CENTRED),
     "rms_norm": _norm(Freedom.ORTHOGONAL),
     "linalg_vector_norm": _length,
+    "cosine_similarity": _cosine_similarity,
     **dict.fromkeys(("dropout", "feature_dropout"), _dropout),
     **dict.fromkeys(("roll", "flip"), keep),
     **dict.fromkeys(

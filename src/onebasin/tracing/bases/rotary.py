@@ -33,7 +33,7 @@ Pairing = Literal["halves", "neighbours"]
 _UNIT_AXES = {"linear": 0, "addmm": -1, "matmul": -1, "mm": -1}
 """Along which axis of its weight an operation makes units."""
 _MEETINGS = ("scaled_dot_product_attention", "matmul", "bmm")
-_PASSED = RULES.keys() | {"view_as_complex", "view_as_real", "repeat_interleave", "index", "getitem"}
+_PASSED = RULES.keys() | {"view_as_complex", "view_as_real", "index", "getitem"}
 """Operations between the layers that make queries and keys and the place where these meet."""
 
 

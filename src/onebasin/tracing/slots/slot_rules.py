@@ -62,6 +62,13 @@ def _expand(system: SlotSystem, args: SlotArguments) -> TensorSlots:
     return ((),) * (len(args.expected) - len(args.input)) + args.input
 
 
+def _repeat_interleave(system: SlotSystem, args: SlotArguments) -> TensorSlots:
+    """Every entry of an axis repeated in place."""
+    if "input" not in args or not isinstance(args["repeats"], int) or args["dim"] is None:
+        raise NotCovered("no fixed number of repeats along one axis")
+    return args.input
+
+
 def align_operands(args: SlotArguments) -> list[list[Slots]]:
     """For each axis of an elementwise result the slots of the operands that have it."""
     num_axes = len(args.expected)
@@ -318,7 +325,8 @@ RULES: dict[str, Rule] = {
     **{f"upsample_{mode}{n}d": keep for n in (1, 2, 3)
        for mode in ("nearest", "linear", "bilinear", "trilinear", "bicubic")},
     **dict.fromkeys(("pad", "constant_pad_nd"), _keep_linear),
-    **dict.fromkeys(("expand", "expand_as"), _expand),
+    **dict.fromkeys(("expand", "expand_as", "repeat"), _expand),
+    "repeat_interleave": _repeat_interleave,
     **dict.fromkeys(("add", "sub", "subtract", "rsub"), add_operands),
     **dict.fromkeys(("mul", "multiply"), _multiply_operands),
     "linear": _linear,
