@@ -39,13 +39,14 @@ def test_what_is_chosen(arguments, method):
     assert not named.notes
 
 
-def test_a_scaled_copy_is_found_by_default():
+@pytest.mark.parametrize("named", [{}, {"objective": ob.WeightDistance()}])
+def test_a_scaled_copy_is_found_by_default(named):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 2)).double()
     symmetry = ob.symmetry(model, X.double(), kinds="positive")
     moved = copy.deepcopy(model)
     moved.load_state_dict(ob.Transform.random(symmetry, torch.Generator().manual_seed(1)).apply(model))
-    result = ob.align(moved, to=model, example_inputs=X.double(), kinds="positive")
+    result = ob.align(moved, to=model, example_inputs=X.double(), kinds="positive", **named)
     assert result.method == "weight-matching"
     assert result.cost < 1e-12 * result.start_cost
 

@@ -46,7 +46,7 @@ def test_a_sharp_start_is_the_permutation(case):
     assert net.permutation(cost=lambda p: p.agreement(permutation)) is not None
 
 
-@pytest.mark.parametrize("mass", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("mass", [0.2, 0.5, 0.9])
 def test_the_start_has_the_mass_asked_for(mass):
     model = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 10), nn.ReLU(), nn.Linear(10, 1))
     symmetry = ob.symmetry(model, torch.zeros(1, 2), verify=False)
@@ -55,6 +55,16 @@ def test_the_start_has_the_mass_asked_for(mass):
         torch.testing.assert_close(plan.diagonal(), torch.full((len(plan),), mass), rtol=1e-4, atol=1e-4)
     paper = ob.RebasinNet(model, symmetry)
     assert torch.equal(paper.logits["10"].detach()[0], torch.eye(10))
+
+
+@pytest.mark.parametrize("size", [2, 3, 9])
+def test_a_start_is_found_again_whatever_the_size_and_the_mass(size):
+    model = nn.Sequential(nn.Linear(2, size), nn.ReLU(), nn.Linear(size, 1))
+    symmetry = ob.symmetry(model, torch.zeros(1, 2), verify=False)
+    (group,) = symmetry.groups
+    permutation = ob.Permutation(symmetry, {group: torch.arange(size).flip(0)})
+    for mass in (0.01, 0.5):
+        assert ob.RebasinNet(model, symmetry, init=permutation, mass=mass).permutation() == permutation
 
 
 def test_soft_tensors_are_differentiable_in_logits_and_live_parameters(case):

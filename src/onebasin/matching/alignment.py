@@ -197,7 +197,7 @@ def align(
     for each in (model, to) if symmetry.bases else ():
         check_fixed(symmetry, read_state(each))
     chosen = symmetry.restrict(call.groups)
-    methods = (call.method,)
+    methods, prepared = (call.method,), list(notes)
     if call.method is None:
         goal = None if objective is None else call.objective
         has_data = call.data is not None and isinstance(model, nn.Module)
@@ -221,7 +221,7 @@ def align(
         search = _Pipeline(problem, symmetry, named, polish)
         found = search.find_copy() if detect_copy and not named.resumes else None
         if found is not None:
-            by, notes = COPY_DETECTION, [*widened, "The model is a permuted copy of the target: no method was run."]
+            by, notes = COPY_DETECTION, [*prepared, "The model is a permuted copy of the target: no method was run."]
         else:
             by, found = named.name, search.find(call.init, restarts)
             for each in later:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from onebasin.matching.methods import ActivationMatching, Exchange, Method, Sinkhorn, WeightMatching
 from onebasin.matching.methods.sinkhorn import available_memory, plan_memory
-from onebasin.relaxation.objectives import Objective
+from onebasin.relaxation.objectives import Objective, WeightDistance
 from onebasin.symmetries import Symmetry
 from onebasin.symmetries.layout import factors
 from onebasin.tensors.states import State
@@ -42,6 +42,9 @@ def recommend(
         has_data: whether there are modules to run, and data.
         is_started: whether the user gave something to start from.
     """
+    is_distance = isinstance(goal, WeightDistance) and goal.kind == "l2" and (symmetry.bases or symmetry.scales)
+    if is_distance:
+        return _match_weights(symmetry)
     if goal is not None and not (goal.uses_data and has_data):
         return Recommendation((Sinkhorn(),), "it minimises any objective")
     obstacle = _find_obstacle(symmetry, source, target)
@@ -55,13 +58,16 @@ def recommend(
         )
     if has_data:
         return Recommendation((ActivationMatching(),), "there is data, and no objective was named")
-    if symmetry.bases:
-        return Recommendation((WeightMatching(),), "without data it is the one that rotates units")
-    if symmetry.scales:
-        return Recommendation((WeightMatching(),), "without data it is the one that finds scales with the permutations")
+    if symmetry.bases or symmetry.scales:
+        return _match_weights(symmetry)
     if obstacle:
         return Recommendation((WeightMatching(),), obstacle)
     return Recommendation((Sinkhorn(),), "without data it is the best method for networks of this size")
+
+
+def _match_weights(symmetry: Symmetry) -> Recommendation:
+    done = "rotates units" if symmetry.bases else "finds scales with the permutations"
+    return Recommendation((WeightMatching(),), f"without data it is the one that {done}")
 
 
 def _find_obstacle(symmetry: Symmetry, source: State, target: State) -> str:

@@ -38,7 +38,7 @@ class RebasinNet(nn.Module):
         tau: temperature of the Sinkhorn operator; may be changed between calls.
         num_iters: its rounds.
         init: where to start. None: logits = identity, as in the paper. A `Permutation`: its matrices, scaled so that each
-            plan holds `mass` on it, whatever its size; a `Transform` starts its scales and matrices as well. "random": noise
+            plan holds `mass` on it, and at least twice what any other place has; a `Transform` starts its scales and matrices as well. "random": noise
             alone.
         noise: standard deviation of the normal noise added to the start.
         mass: see `init`.
@@ -188,7 +188,10 @@ class RebasinNet(nn.Module):
 
 
 def _scale(size: int, mass: float, tau: float) -> float:
-    """The logit c for which the plan of c times a permutation matrix holds a given mass on it: e^c / (e^c + n - 1)."""
+    """The logit c for which the plan of c times a permutation matrix holds a given mass on it: e^c / (e^c + n - 1).
+
+    It is at least log(2), so that the permutation has twice the mass of any other place and can be read from the plan.
+    """
     if not 0 < mass < 1:
         raise ValueError(f"mass must lie between 0 and 1, got {mass}")
-    return tau * max(math.log(mass / (1 - mass) * (size - 1)), 0.0) if size > 1 else 0.0
+    return tau * max(math.log(mass / (1 - mass) * (size - 1)), math.log(2)) if size > 1 else 0.0
