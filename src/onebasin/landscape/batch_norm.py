@@ -58,3 +58,17 @@ def estimating(norms: Iterable[BatchNorm]) -> Iterator[None]:
         for norm, momentum in before:
             norm.momentum = momentum
             norm.eval()
+
+
+@contextlib.contextmanager
+def using_batch_statistics(model: nn.Module) -> Iterator[None]:
+    """Within it the batch norms of a model of ours use the statistics of each batch, and leave those they keep alone."""
+    norms = list(batch_norms(model).values())
+    before = [(norm, norm.training, norm.track_running_stats) for norm in norms]
+    for norm in norms:
+        norm.training, norm.track_running_stats = True, False
+    try:
+        yield
+    finally:
+        for norm, training, tracking in before:
+            norm.training, norm.track_running_stats = training, tracking

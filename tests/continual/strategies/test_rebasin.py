@@ -1,5 +1,6 @@
 """The paper's strategy, against what its equations say."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,8 @@ from torch import nn
 import onebasin as ob
 from onebasin.cli.digits_demo import ResidualCNN
 from onebasin.continual import DERPlusPlus, RebasinStrategy, run_stream, sgd
+from onebasin.continual.samples import Feed, Samples
+from onebasin.continual.strategies.soft_midpoint import SoftMidpoint
 from tests.continual.clusters import TRAINING, make_mlp, make_task
 
 
@@ -105,6 +108,41 @@ def test_a_residual_network_with_batch_norm_learns_a_stream():
     matrix = run_stream(strategy, stream)
     assert strategy.history[0]["moved"] > 0.2
     assert min(matrix.rows[1]) > 0.85, matrix.rows
+
+
+def test_hardenings_are_judged_with_the_statistics_of_the_batch():
+    """The kept ones are far from any batch here: with them all permutations would have nearly the same cost."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 4))
+    symmetry = ob.symmetry(model, torch.rand(2, 6))
+    strategy = RebasinStrategy(model, symmetry, **TRAINING)
+    strategy.fit(make_task(0))
+    strategy.model[1].running_mean.fill_(3.0)
+    strategy.model[1].running_var.fill_(1e4)
+    before = {key: value.clone() for key, value in strategy.model.state_dict().items()}
+    permutations = [symmetry.random(torch.Generator().manual_seed(seed)) for seed in range(5)]
+    costs = []
+
+    class Net:
+        def permutation(self, cost):
+            costs.extend(cost(each) for each in permutations)
+            return permutations[0]
+
+    samples = strategy._add_task(make_task(1))
+    point = SoftMidpoint(strategy.model, symmetry, None, False, torch.Generator().manual_seed(3))
+    strategy._choose_permutation(point, Net(), samples)
+
+    generator = torch.Generator().manual_seed(3)
+    feeds = [Feed(each, 500, 1, generator) for each in (samples, strategy.memory.samples)]
+    batch = Samples.join([feed.draw() for feed in feeds])
+    trained = copy.deepcopy(strategy.model).train()
+    for permutation, cost in zip(permutations, costs, strict=True):
+        trained.load_state_dict(point.fuse(permutation, 0.5), strict=False)
+        assert cost == pytest.approx(float(nn.functional.cross_entropy(trained(batch.inputs), batch.targets).detach()))
+    assert max(costs) - min(costs) > 0.1
+    assert all(torch.equal(value, before[key]) for key, value in strategy.model.state_dict().items())
+    assert not strategy.model[1].training
+    assert strategy.model[1].track_running_stats
 
 
 def test_rotated_digits():

@@ -13,6 +13,7 @@ from onebasin.continual.samples import Feed, Samples
 from onebasin.continual.strategies.base import Strategy
 from onebasin.continual.strategies.soft_midpoint import SoftMidpoint
 from onebasin.continual.training import Loss, MakeOptimizer, Training, Weighting, adam, check_weighting, sgd
+from onebasin.landscape.batch_norm import using_batch_statistics
 from onebasin.operator import sinkhorn
 from onebasin.relaxation.rebasin_net import RebasinNet
 from onebasin.symmetries import Permutation, Symmetry
@@ -171,7 +172,10 @@ class RebasinStrategy(Strategy):
         )  # fmt: skip
 
     def _choose_permutation(self, point: SoftMidpoint, net: RebasinNet, samples: Samples) -> Permutation:
-        """The assignment on the plans or that on the logits, whichever has the lower loss at the midpoint."""
+        """The assignment on the plans or that on the logits, whichever has the lower loss at the midpoint.
+
+        Batch norms use the statistics of the batch, as in the steps: those they keep are of the soft network.
+        """
         size, generator = _NUM_HARDENING_SAMPLES, point.generator
         feeds = [Feed(samples, size, 1, generator, self.members)]
         if len(self.memory):
@@ -179,7 +183,7 @@ class RebasinStrategy(Strategy):
         batch = Samples.join([feed.draw() for feed in feeds])
 
         def cost(permutation: Permutation) -> float:
-            with torch.no_grad():
+            with torch.no_grad(), using_batch_statistics(self.model):
                 return float(self.loss(self.forward(batch, point.fuse(permutation, 0.5)), batch.targets))
 
         return net.permutation(cost)
