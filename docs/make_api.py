@@ -48,7 +48,8 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
     "Data": {"onebasin.datasets": ["digits", "mnist", "cifar10", "cifar100"]},
     "Continual learning": {
         "onebasin.continual": [
-            *("RebasinStrategy", "Finetune", "Replay", "EWC", "LwF", "AGEM", "DERPlusPlus", "Joint", "Strategy", "Training"),
+            *("RebasinStrategy", "Finetune", "Replay", "EWC", "LwF", "AGEM", "DERPlusPlus", "Joint"),
+            *("MCSGD", "StableSGD", "CLeWI", "Strategy", "Training"),
             *("run_stream", "learn_stream", "interleave", "AccuracyMatrix", "accuracy", "sgd", "adam"),
             *("Stream", "Task", "rotated", "split", "rotate", "hold_out"),
             *("rotated_digits", "split_digits", "rotated_mnist", "split_cifar100"),

@@ -35,6 +35,8 @@ STRATEGIES = {
     "replay": continual.Replay,
     "derpp": continual.DERPlusPlus,
     "joint": continual.Joint,
+    "mcsgd": continual.MCSGD,
+    "stable sgd": continual.StableSGD,
 }
 
 

@@ -22,6 +22,10 @@ def make_rebasin(model: nn.Module, **options) -> continual.RebasinStrategy:
     return continual.RebasinStrategy(model, ob.symmetry(model, example_for(model), verify=False), **options)
 
 
+def make_clewi(model: nn.Module, **options) -> continual.CLeWI:
+    return continual.CLeWI(model, ob.symmetry(model, example_for(model), verify=False), **options)
+
+
 STRATEGIES = {
     "finetune": continual.Finetune,
     "ewc": lambda model, **options: continual.EWC(model, strength=10, num_fisher=20, **options),
@@ -30,6 +34,9 @@ STRATEGIES = {
     "replay": continual.Replay,
     "derpp": continual.DERPlusPlus,
     "joint": continual.Joint,
+    "mcsgd": continual.MCSGD,
+    "stable sgd": continual.StableSGD,
+    "clewi": make_clewi,
     "rebasin": lambda model, **options: make_rebasin(model, noise=0.1, **options),
     "rebasin, delta alone": lambda model, **options: make_rebasin(model, groups=(), **options),
     "rebasin with recall": lambda model, **options: make_rebasin(model, noise=0.1, recall=0.5, **options),
@@ -160,7 +167,7 @@ def test_the_same_seed_gives_the_same_network(make):
 def test_strategies_of_one_seed_keep_the_same_examples():
     """So that they can be compared in pairs: five examples of a class are chance enough."""
     memories = []
-    for name in ("replay", "derpp", "agem", "rebasin", "rebasin, delta alone"):
+    for name in ("replay", "derpp", "agem", "mcsgd", "clewi", "rebasin", "rebasin, delta alone"):
         strategy = STRATEGIES[name](make_mlp(), seed=3, memory_per_class=2, **TRAINING)
         for number in range(3):
             strategy.fit(make_task(number))

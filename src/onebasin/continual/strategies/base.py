@@ -20,7 +20,7 @@ from onebasin.continual.training import Loss, Losses, MakeOptimizer, sgd
 from onebasin.descent.cuda_graphs import run_steps
 from onebasin.landscape.batch_norm import batch_norms, reset_statistics
 
-_NUM_NORM_BATCHES, _NORM_BATCH_SIZE = 20, 100
+_NUM_MIXED_BATCHES, _MIXED_BATCH_SIZE = 20, 100
 
 
 class Strategy(ABC):
@@ -106,8 +106,8 @@ class Strategy(ABC):
             done += count
             self.model.eval()
         self.after_task(samples)
-        if self.reset_norms and len(self.memory):
-            self._reset_norms(samples)
+        if self.reset_norms and len(self.memory) and batch_norms(self.model):
+            reset_statistics(self.model, self.mixed_batches(samples))
         self.remember(samples)
         self.feeds = []
 
@@ -225,17 +225,15 @@ class Strategy(ABC):
         head = torch.full((len(task),), self.num_tasks - 1, dtype=torch.int64, device=self.device)
         return Samples(task.inputs.to(self.device), task.targets.to(self.device), head)
 
-    def _reset_norms(self, samples: Samples) -> None:
-        if not batch_norms(self.model):
-            return
-        num_new = max(1, _NORM_BATCH_SIZE // self.num_tasks)
-        num_old = _NORM_BATCH_SIZE - num_new
+    def mixed_batches(self, samples: Samples) -> list[Tensor]:
+        """Inputs of a task and of the memory, in batches in which all tasks so far have the same share."""
+        num_new = max(1, _MIXED_BATCH_SIZE // self.num_tasks)
+        num_old = _MIXED_BATCH_SIZE - num_new
         feeds = [
-            Feed(samples, num_new, _NUM_NORM_BATCHES, self.generator, self.members),
-            Feed(self.memory.samples, num_old, _NUM_NORM_BATCHES, self.generator, self.members, partitioned=True),
+            Feed(samples, num_new, _NUM_MIXED_BATCHES, self.generator, self.members),
+            Feed(self.memory.samples, num_old, _NUM_MIXED_BATCHES, self.generator, self.members, partitioned=True),
         ]
-        batches = [as_input(torch.cat([feed.draw().inputs for feed in feeds])) for _ in range(_NUM_NORM_BATCHES)]
-        reset_statistics(self.model, batches)
+        return [as_input(torch.cat([feed.draw().inputs for feed in feeds])) for _ in range(_NUM_MIXED_BATCHES)]
 
     def accuracies(self, tasks: Iterable[Task]) -> Tensor:
         """The accuracy on each task, (tasks,) or (tasks, members); on the device, so that nothing waits for it."""
