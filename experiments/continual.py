@@ -35,6 +35,9 @@ STRATEGIES: dict[str, Callable[..., continual.Strategy]] = {
     "replay": continual.Replay,
     "derpp": continual.DERPlusPlus,
     "joint": continual.Joint,
+    "mcsgd": continual.MCSGD,
+    "stable_sgd": continual.StableSGD,
+    "clewi": continual.CLeWI,
     "rebasin": continual.RebasinStrategy,
 }
 
@@ -81,7 +84,7 @@ def _run_side_by_side(
     config: dict[str, Any], variants: list[Variant], seeds: list[int], stream: continual.Stream, device: str
 ) -> list[dict[str, Any]]:
     """Every variant on every seed: the seeds of a small network stacked into one, everything else on streams."""
-    stacks = [seeds] if config["benchmark"] == "mnist" else [[seed] for seed in seeds]
+    stacks = [seeds] if _is_stacked(config) else [[seed] for seed in seeds]
     chosen = [(variant, stack) for variant in variants for stack in stacks]
     strategies = [make_strategy(config, variant, stack, device) for variant, stack in chosen]
     rows: list[list[Tensor]] = [[] for _ in chosen]
@@ -114,17 +117,21 @@ def _follow(strategy: continual.Strategy, stream: continual.Stream, rows: list[T
 
 def make_strategy(config: dict[str, Any], variant: Variant, seeds: list[int], device: str) -> continual.Strategy:
     """The strategy of a run, from plain values; with several seeds, of as many networks in one."""
-    model, symmetry = _make_model(config["benchmark"], config["layers"], tuple(seeds))
+    dropout = variant.get("dropout", 0.0)
+    model, symmetry = _make_model(config["benchmark"], config["layers"], tuple(seeds), _is_stacked(config), dropout)
     capture = device.startswith("cuda") and "ONEBASIN_EAGER" not in os.environ
     options = {**variant, "seed": seeds[0], "members": len(seeds), "capture": capture}
     lr, momentum = options.pop("lr", None), options.pop("momentum", 0.0)
     decay, plan_lr, first_lr = options.pop("decay", None), options.pop("plan_lr", None), options.pop("first_lr", None)
     if first_lr is not None:
         options["first_optimizer"] = continual.adam(first_lr)
+    if "line_lr" in options:
+        options["line_optimizer"] = continual.sgd(options.pop("line_lr"), momentum=momentum)
     name = config["strategy"]
     if name != "rebasin":
         options["optimizer"] = continual.sgd(lr or 0.1, momentum=momentum, weight_decay=decay or 0.0)
-        return STRATEGIES[name](model.to(device), **options)
+        given = {"symmetry": symmetry} if name == "clewi" else {}
+        return STRATEGIES[name](model.to(device), **given, **options)
     if "settle" in options:  # its name in the records, by which a trial is known
         options["share_after_fusion"] = options.pop("settle")
     delta = {"lr": 0.05 if lr is None else lr, "weight_decay": 0.1 if decay is None else decay, "momentum": momentum}
@@ -133,19 +140,31 @@ def make_strategy(config: dict[str, Any], variant: Variant, seeds: list[int], de
     return continual.RebasinStrategy(model.to(device), symmetry, **options)
 
 
-def _make_model(benchmark: str, layers: int, seeds: tuple[int, ...]) -> tuple[nn.Module, ob.Symmetry]:
+def _is_stacked(config: dict[str, Any]) -> bool:
+    """Whether the seeds of a trial are one network. Activation matching needs each by itself, and its traced symmetry.
+
+    The seeds of a stack share the generator of their memories, so a network by itself has other examples.
+    """
+    return config["benchmark"] == "mnist" and config["strategy"] != "clewi"
+
+
+def _make_model(
+    benchmark: str, layers: int, seeds: tuple[int, ...], stacked: bool, dropout: float
+) -> tuple[nn.Module, ob.Symmetry]:
     networks: list[nn.Module] = []
     for seed in seeds:
         torch.manual_seed(seed)
-        networks.append(make_mlp(layers) if benchmark == "mnist" else ResNet18())
-    if benchmark == "mnist":
-        stack = StackedMLP(networks)
+        networks.append(make_mlp(layers) if benchmark == "mnist" else ResNet18(dropout=dropout))
+    if stacked:
+        stack = StackedMLP(networks, dropout)
         return stack, stack.symmetry()
-    return networks[0], _trace_resnet()
+    return networks[0], _trace(benchmark, layers)
 
 
 @functools.cache
-def _trace_resnet() -> ob.Symmetry:
+def _trace(benchmark: str, layers: int) -> ob.Symmetry:
+    if benchmark == "mnist":
+        return ob.symmetry(make_mlp(layers), torch.rand(2, 1, 28, 28))
     return ob.symmetry(ResNet18(), torch.rand(2, 3, 32, 32))
 
 

@@ -30,11 +30,20 @@ def make_mlp(num_hidden: int = 1, width: int = 256) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(width, 10))
 
 
-class StackedMLP(nn.Module):
-    """Several networks of `make_mlp` in one, trained together: example j of a batch is for network j % members."""
+def make_dropout(probability: float) -> nn.Module:
+    """A layer of dropout, or one that does nothing and draws no random numbers."""
+    return nn.Dropout(probability) if probability else nn.Identity()
 
-    def __init__(self, networks: Sequence[nn.Module]):
+
+class StackedMLP(nn.Module):
+    """Several networks of `make_mlp` in one, trained together: example j of a batch is for network j % members.
+
+    Their hidden units may have dropout.
+    """
+
+    def __init__(self, networks: Sequence[nn.Module], dropout: float = 0.0):
         super().__init__()
+        self.dropout = make_dropout(dropout)
         layers = [[layer for layer in network.modules() if isinstance(layer, nn.Linear)] for network in networks]
         self.standardize = Standardize((0.1307,), (0.3081,))
         together = list(zip(*layers, strict=True))
@@ -45,7 +54,7 @@ class StackedMLP(nn.Module):
         """Images (N * members, 1, 28, 28) to logits."""
         x = self.standardize(images).view(-1, len(self.weights[0]), 784).transpose(0, 1)  # (members, N, pixels)
         for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            x = torch.baddbmm(bias.unsqueeze(1), torch.relu(x) if number else x, weight.transpose(1, 2))
+            x = torch.baddbmm(bias.unsqueeze(1), self.dropout(torch.relu(x)) if number else x, weight.transpose(1, 2))
         return x.transpose(0, 1).reshape(len(images), -1)
 
     def symmetry(self) -> ob.Symmetry:
@@ -59,10 +68,11 @@ class StackedMLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Two convolutions with batch norm around a shortcut."""
+    """Two convolutions with batch norm around a shortcut, and possibly dropout between them."""
 
-    def __init__(self, num_inputs: int, num_outputs: int, stride: int):
+    def __init__(self, num_inputs: int, num_outputs: int, stride: int, dropout: float = 0.0):
         super().__init__()
+        self.dropout = make_dropout(dropout)
         self.conv1 = nn.Conv2d(num_inputs, num_outputs, 3, stride, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(num_outputs)
         self.conv2 = nn.Conv2d(num_outputs, num_outputs, 3, padding=1, bias=False)
@@ -74,7 +84,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images to images, half as large if the stride is two."""
-        y = self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x)))))
+        y = self.norm2(self.conv2(self.dropout(torch.relu(self.norm1(self.conv1(x))))))
         return torch.relu(y + self.shortcut(x))
 
 
@@ -84,7 +94,7 @@ class ResNet18(nn.Module):
     Its heads are one layer of 100 outputs, of which a task sees its own.
     """
 
-    def __init__(self, channels: int = 20, num_classes: int = 100):
+    def __init__(self, channels: int = 20, num_classes: int = 100, dropout: float = 0.0):
         super().__init__()
         self.standardize = Standardize((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
         self.stem = nn.Conv2d(3, channels, 3, padding=1, bias=False)
@@ -92,7 +102,7 @@ class ResNet18(nn.Module):
         widths = [channels, channels, 2 * channels, 4 * channels, 8 * channels]
         blocks: list[nn.Module] = []
         for stage, (i, o) in enumerate(itertools.pairwise(widths)):
-            blocks += [Block(i, o, stride=2 if stage else 1), Block(o, o, stride=1)]
+            blocks += [Block(i, o, 2 if stage else 1, dropout), Block(o, o, 1, dropout)]
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(8 * channels, num_classes)
 

@@ -13,7 +13,7 @@ from typing import Any
 Variant = dict[str, Any]
 Trial = dict[str, Any]
 
-SEEDS = {"mnist": [0, 1, 2, 3, 4], "cifar": [0, 1, 2]}
+SEEDS = [0, 1, 2, 3, 4]  # five, or the table has no test of a difference
 TUNING = {"mnist": ([100], 20), "cifar": ([100], 3)}  # seeds that no test has, and tasks
 
 
@@ -120,6 +120,12 @@ _MNIST_SETTLED = _start_at(
         for clip in (3e-3, None)
     ],
 )
+# MC-SGD: the rate of the sequential network, and that on the lines. CLeWI: the rate of replay, and the old network's weight.
+_CONNECTED = grid(lr=[0.01, 0.03, 0.1], line_lr=[0.03, 0.1, 0.3, 1.0])
+_INTERPOLATED = grid(lr=[0.01, 0.03, 0.1, 0.3], alpha=[0.1, 0.2, 0.3, 0.5], weighting=["equal"])
+# Stable SGD has batches and a first network of its own: they are the method. Around what its authors report as working.
+_MNIST_STABLE = grid(lr=[0.03, 0.1, 0.3], gamma=[0.4, 0.55, 0.7, 0.85], dropout=[0.1, 0.25, 0.5])
+_CIFAR_STABLE = grid(lr=[0.05, 0.15, 0.45], gamma=[0.7, 0.85, 0.95], dropout=[0.05, 0.1, 0.2])
 TUNED: dict[str, list[tuple[str, str, list[Variant]]]] = {
     "mnist": [
         ("re-basin", "rebasin", _extend({**_MNIST, "noise": 0.1}, _MNIST_RESIDUALS)),
@@ -128,10 +134,13 @@ TUNED: dict[str, list[tuple[str, str, list[Variant]]]] = {
         ("re-basin, settled, answers kept", "rebasin", _extend({**_MNIST, "settle": 0.5}, _MNIST_SETTLED)),
         ("delta alone, answers kept", "rebasin", _extend({**_MNIST, "groups": []}, _MNIST_RECALLS)),
         ("replay", "replay", _extend(_MNIST, grid(lr=[0.01, 0.03, 0.1], weighting=["pooled", "equal"]))),
-        ("DER++", "derpp", _extend(_MNIST, grid(lr=[0.01, 0.03], alpha=[0.1, 0.5, 1.0, 2.0]))),
-        ("A-GEM", "agem", _extend(_MNIST, grid(lr=[0.003, 0.01, 0.03, 0.1], replay_size=[256]))),
-        ("EWC", "ewc", _extend(_MNIST, grid(lr=[0.003, 0.01], strength=[1.0, 10.0, 100.0]))),
-        ("LwF", "lwf", _extend(_MNIST, grid(lr=[0.001, 0.003, 0.01], strength=[1.0, 3.0]))),
+        ("DER++", "derpp", _extend(_MNIST, grid(lr=[0.003, 0.01, 0.03, 0.1], alpha=[0.1, 0.25, 0.5, 1.0, 2.0]))),
+        ("A-GEM", "agem", _extend(_MNIST, grid(lr=[0.003, 0.01, 0.03, 0.1, 0.3, 1.0], replay_size=[256]))),
+        ("EWC", "ewc", _extend(_MNIST, grid(lr=[0.0003, 0.001, 0.003, 0.01], strength=[1.0, 3.0, 10.0, 30.0, 100.0]))),
+        ("LwF", "lwf", _extend(_MNIST, grid(lr=[0.0003, 0.001, 0.003, 0.01, 0.03], strength=[1.0, 3.0, 10.0, 30.0]))),
+        ("MC-SGD", "mcsgd", _extend(_MNIST, _CONNECTED)),
+        ("Stable SGD", "stable_sgd", _extend({"batch_size": 64, "epochs": 1, "momentum": 0.8}, _MNIST_STABLE)),
+        ("CLeWI", "clewi", _extend(_MNIST, _INTERPOLATED)),
         ("finetune", "finetune", _extend(_MNIST, grid(lr=[0.001, 0.003, 0.01, 0.03]))),
     ],
     "cifar": [
@@ -147,17 +156,37 @@ TUNED: dict[str, list[tuple[str, str, list[Variant]]]] = {
         (
             "replay",
             "replay",
-            _extend({**_CIFAR, "reset_norms": True}, grid(lr=[0.03, 0.1], replay_size=[10, 50], weighting=["equal"])),
+            _extend(
+                {**_CIFAR, "reset_norms": True},
+                grid(lr=[0.03, 0.1, 0.3], replay_size=[5, 10, 50], weighting=["equal"]),
+            ),
         ),
         (
             "DER++",
             "derpp",
-            _extend({**_CIFAR, "reset_norms": True}, grid(lr=[0.03, 0.1], alpha=[0.1, 0.5], replay_size=[10, 50])),
+            _extend(
+                {**_CIFAR, "reset_norms": True},
+                grid(lr=[0.03, 0.1, 0.3], alpha=[0.03, 0.1, 0.2, 0.5], replay_size=[5, 10, 50]),
+            ),
         ),
         ("finetune", "finetune", _extend(_CIFAR, grid(lr=[0.01, 0.03, 0.1]))),
-        ("LwF", "lwf", _extend(_CIFAR, grid(lr=[0.01, 0.03], strength=[0.5, 2.0]))),
-        ("A-GEM", "agem", _extend(_CIFAR, grid(lr=[0.01, 0.03, 0.1], replay_size=[50]))),
-        ("EWC", "ewc", _extend(_CIFAR, grid(lr=[0.01, 0.03], strength=[0.01, 0.1, 1.0], num_fisher=[128]))),
+        ("LwF", "lwf", _extend(_CIFAR, grid(lr=[0.003, 0.01, 0.03, 0.1], strength=[0.5, 2.0, 8.0, 32.0]))),
+        ("A-GEM", "agem", _extend(_CIFAR, grid(lr=[0.001, 0.003, 0.01, 0.03, 0.1], replay_size=[50]))),
+        (
+            "EWC",
+            "ewc",
+            _extend(
+                _CIFAR,
+                grid(lr=[0.001, 0.003, 0.01, 0.03], strength=[0.1, 1.0, 10.0, 100.0], num_fisher=[128]),
+            ),
+        ),
+        ("MC-SGD", "mcsgd", _extend({**_CIFAR, "replay_size": 10}, _CONNECTED)),
+        (
+            "Stable SGD",
+            "stable_sgd",
+            _extend({"batch_size": 10, "epochs": 1, "first_epochs": 5, "momentum": 0.8}, _CIFAR_STABLE),
+        ),
+        ("CLeWI", "clewi", _extend({**_CIFAR, "replay_size": 10}, _INTERPOLATED)),
     ],
 }
 # Rows that are tuned for two hidden layers too.
@@ -217,7 +246,7 @@ def _trial(
     layers: int = 1,
 ) -> Trial:
     trial = {"stage": stage, "benchmark": benchmark, "row": row, "strategy": strategy, "num_tasks": num_tasks}
-    return {**trial, "layers": layers, "seeds": seeds or SEEDS[benchmark], "variants": variants}
+    return {**trial, "layers": layers, "seeds": seeds or SEEDS, "variants": variants}
 
 
 def _cost_trials(benchmark: str) -> list[Trial]:
