@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -30,6 +30,12 @@ PAIRS = [
     ("tuned", "re-basin, settled, answers kept", "delta alone, answers kept"),
     ("tuned", "re-basin, settled, answers kept", "DER++"),
 ]
+MIN_SEEDS = 5
+"""With fewer pairs a difference is not tested."""
+_ABOUT_TESTS = (
+    "Differences are means over paired seeds, with their standard error. p is of a two-sided paired t-test on the n seeds "
+    f"that both rows have, not corrected for the number of comparisons; with fewer than {MIN_SEEDS} seeds there is none."
+)
 # Accuracy in percent and forgetting, as the paper prints them.
 PAPER = {
     "mnist": {
@@ -53,11 +59,11 @@ PAPER = {
 
 def draw(records: list[dict[str, Any]], folder: Path) -> None:
     """Print and write the tables, and draw accuracy over time."""
-    good = [record for record in records if "error" not in record["result"]]
+    good = drop_superseded([record for record in records if "error" not in record["result"]])
     for record in records:
         if "error" in record["result"]:
             print(f"a trial of the stage {record['config']['stage']!r} failed: {record['result']['error'].splitlines()[-1]}")
-    parts = ["# Continual learning"]
+    parts = ["# Continual learning", _ABOUT_TESTS]
     for benchmark, title in BENCHMARKS.items():
         for stage, about in STAGES.items():
             for layers in (1, 2):
@@ -75,6 +81,17 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "continual.md", lambda file: _write(file, text))
     _draw_curves(good, folder)
+
+
+def drop_superseded(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without records of rows that were run again later, on the same seeds or more, with other settings or grids."""
+
+    def replaces(later: dict[str, Any], earlier: dict[str, Any]) -> bool:
+        a, b = later["config"], earlier["config"]
+        same = all(a.get(key) == b.get(key) for key in ("stage", "benchmark", "layers", "row", "capture"))
+        return same and set(a.get("seeds", ())) >= set(b.get("seeds", ()))
+
+    return [each for i, each in enumerate(records) if not any(replaces(later, each) for later in records[i + 1 :])]
 
 
 def collect(records: Iterable[dict[str, Any]], stage: str, benchmark: str, layers: int = 1) -> dict[str, dict[int, Run]]:
@@ -101,8 +118,28 @@ def scores(runs: Iterable[Run]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return accuracy, forgetting, drop
 
 
-def compare(ours: dict[int, Run], theirs: dict[int, Run], num_tasks: int | None = None) -> tuple[float, float, float]:
-    """The mean difference in accuracy over the seeds both have, its standard error, and the p-value of a paired t-test.
+class Difference(NamedTuple):
+    """A difference in accuracy, in points.
+
+    Attributes:
+        mean: Over the seeds that both have.
+        error: Its standard error.
+        num_seeds: n.
+        p_value: Of a two-sided paired t-test; None if n is too small, or the difference is the same on all seeds.
+    """
+
+    mean: float
+    error: float
+    num_seeds: int
+    p_value: float | None
+
+    def __str__(self) -> str:
+        test = f"n = {self.num_seeds}" if self.p_value is None else f"p = {self.p_value:.2g}, n = {self.num_seeds}"
+        return f"{self.mean:+.2f} ± {self.error:.2f} ({test})"
+
+
+def compare(ours: dict[int, Run], theirs: dict[int, Run], num_tasks: int | None = None) -> Difference:
+    """The mean difference in accuracy over the seeds that both have.
 
     Args:
         ours: runs by seed.
@@ -114,10 +151,10 @@ def compare(ours: dict[int, Run], theirs: dict[int, Run], num_tasks: int | None 
         scores({**runs[seed], "rows": runs[seed]["rows"][:num_tasks]} for seed in seeds)[0] for runs in (ours, theirs)
     )
     difference = first - second
-    if len(seeds) < 2 or not difference.std():
-        return float(difference.mean()), 0.0, 1.0
-    error = difference.std(ddof=1) / len(seeds) ** 0.5
-    return float(difference.mean()), float(error), float(stats.ttest_1samp(difference, 0.0).pvalue)
+    error = _deviation(difference) / len(seeds) ** 0.5
+    is_tested = len(seeds) >= MIN_SEEDS and difference.std() > 0
+    p_value = float(stats.ttest_rel(first, second).pvalue) if is_tested else None
+    return Difference(float(difference.mean()), error, len(seeds), p_value)
 
 
 def _difference_table(records: list[dict[str, Any]], benchmark: str, title: str) -> list[str]:
@@ -131,17 +168,15 @@ def _difference_table(records: list[dict[str, Any]], benchmark: str, title: str)
             last = len(next(iter(rows[with_it].values()))["rows"])
             places = [*range(5, last, 5), last]
             header = ["", *(f"after {place} tasks" for place in places)]
-            cells = [f"{stage}: {with_it} - {without}, {layers} hidden, {len(rows[with_it])} seeds"]
-            for place in places:
-                mean, error, p_value = compare(rows[with_it], rows[without], place)
-                cells.append(f"{mean:+.2f} ± {error:.2f} ({p_value:.2g})")
-            lines.append(cells)
-    return [f"## {title}: differences in accuracy (p)", markdown(header, lines)] if lines else []
+            hidden = f", {layers} hidden" if benchmark == "mnist" else ""
+            found = [compare(rows[with_it], rows[without], place) for place in places]
+            lines.append([f"{stage}: {with_it} - {without}{hidden}", *map(str, found)])
+    return [f"## {title}: differences in accuracy", markdown(header, lines)] if lines else []
 
 
 def _table(rows: dict[str, dict[int, Run]], benchmark: str) -> str:
     reference = next((row for row in ("as the authors", "re-basin") if row in rows), None)
-    header = ["", "accuracy %", "forgetting", "since learnt", "units moved", "seeds", "difference to re-basin (p)", "paper"]
+    header = ["", "accuracy %", "forgetting", "since learnt", "units moved", "seeds", "difference to re-basin", "paper"]
     lines = []
     for row, found in rows.items():
         accuracy, forgetting, drop = scores(found.values())
@@ -149,11 +184,7 @@ def _table(rows: dict[str, dict[int, Run]], benchmark: str) -> str:
         cells = [row, f"{accuracy.mean():.2f} ± {_deviation(accuracy):.2f}"]
         cells += [f"{forgetting.mean():.3f} ± {_deviation(forgetting):.3f}", f"{drop.mean():.3f}"]
         cells += [f"{100 * float(np.mean(moved)):.0f} %" if moved else "", str(len(found))]
-        if reference is None or row == reference:
-            cells.append("")
-        else:
-            mean, error, p_value = compare(found, rows[reference])
-            cells.append(f"{mean:+.2f} ± {error:.2f} ({p_value:.2g})")
+        cells.append("" if reference is None or row == reference else str(compare(found, rows[reference])))
         lines.append([*cells, PAPER[benchmark].get(row, "")])
     return markdown(header, lines)
 
@@ -170,10 +201,23 @@ def _tuning_table(records: list[dict[str, Any]], benchmark: str, title: str) -> 
                 matrix = AccuracyMatrix(run["rows"])
                 own = {key: value for key, value in run["variant"].items() if str((key, value)) not in common}
                 numbers = [f"{100 * matrix.average:.2f}", f"{matrix.forgetting:.3f}"]
-                chosen = "yes" if run["variant"] == record["result"]["runs"][0]["variant"] else ""
+                chosen = ""
+                if run["variant"] == record["result"]["runs"][0]["variant"]:
+                    edges = find_edges(run["variant"], config["variants"])
+                    chosen = f"yes, at an edge of {', '.join(edges)}" if edges else "yes"
                 lines.append([config["row"], f"`{json.dumps(own)}`", *numbers, chosen])
     header = ["", "setting", "accuracy %", "forgetting", "chosen"]
     return [f"## {title}: grids on validation data", markdown(header, lines)] if lines else []
+
+
+def find_edges(chosen: dict[str, Any], grid: Sequence[dict[str, Any]]) -> list[str]:
+    """The options of which a grid has several values, all numbers, and the chosen setting the least or the greatest."""
+    edges = []
+    for option, value in chosen.items():
+        numbers = [variant[option] for variant in grid if isinstance(variant.get(option), (int, float))]
+        if len(numbers) == len(grid) and min(numbers) < max(numbers) and value in (min(numbers), max(numbers)):
+            edges.append(option)
+    return edges
 
 
 def _cost_table(records: list[dict[str, Any]], benchmark: str, title: str) -> list[str]:

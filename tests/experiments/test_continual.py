@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from experiments import continual, continual_tables
-from experiments.continual_settings import ABLATIONS, TUNING, list_trials
+from experiments.continual_settings import ABLATIONS, TUNED, TUNING, list_trials
 from experiments.frame import identify, read_records
 from onebasin.continual import AccuracyMatrix, RebasinStrategy, rotated
 
@@ -26,8 +27,9 @@ def test_every_run_on_mnist_can_be_made():
     num_made = 0
     for trial in list_trials(quick=False):
         if trial["benchmark"] == "mnist":
+            seeds = trial["seeds"][:1] if trial["strategy"] == "clewi" else trial["seeds"]
             for variant in trial["variants"]:
-                strategy = continual.make_strategy(trial, variant, trial["seeds"], "cpu")
+                strategy = continual.make_strategy(trial, variant, seeds, "cpu")
                 assert isinstance(strategy, RebasinStrategy) == (trial["strategy"] == "rebasin")
                 num_made += 1
     assert num_made > 50
@@ -49,13 +51,13 @@ def test_trials_have_the_names_of_the_records():
     """A trial is known by its whole configuration, so an option keeps its name there when the library renames it."""
     records = read_records(RESULTS / "continual.jsonl")
     known = {identify(record["config"]) for record in records}
-    settled = [trial for trial in list_trials(quick=False) if "settled" in trial["row"]]
-    assert [identify(trial) in known for trial in settled] == [True] * 3
+    trials = [trial for trial in list_trials(quick=False) if trial["benchmark"] == "mnist"]
+    settled = [trial for trial in trials if "settled" in trial["row"]]
+    assert [identify(trial) in known for trial in settled] == [True] * 2
     for trial in settled:
-        if trial["benchmark"] == "mnist":
-            strategy = continual.make_strategy(trial, trial["variants"][0], [0], "cpu")
-            assert isinstance(strategy, RebasinStrategy)
-            assert strategy.share_after_fusion == 0.5
+        strategy = continual.make_strategy(trial, trial["variants"][0], [0], "cpu")
+        assert isinstance(strategy, RebasinStrategy)
+        assert strategy.share_after_fusion == 0.5
 
 
 def test_no_seed_is_both_tuned_and_tested_on():
@@ -64,20 +66,65 @@ def test_no_seed_is_both_tuned_and_tested_on():
     assert {seed for trial in list_trials(quick=False) for seed in trial["seeds"]} == set(range(20))
 
 
-def test_scores_and_comparison():
-    records = [
-        make_record("tuned", "re-basin", [[[0.9], [0.8 + 0.01 * seed, 0.7]] for seed in range(3)]),
-        make_record("tuned", "other", [[[0.9], [0.7, 0.7 + 0.01 * seed**2]] for seed in range(3)]),
+@pytest.mark.parametrize("row", ["EWC", "LwF", "A-GEM", "DER++"])
+def test_what_was_chosen_does_not_lie_at_the_edge_of_a_grid(row):
+    """If this fails after new records, widen the grid and run the row again."""
+    chosen = [
+        (record["config"]["benchmark"], record["result"]["runs"][0]["variant"])
+        for record in read_records(RESULTS / "continual.jsonl")
+        if record["config"]["row"] == row and record["config"]["stage"] == "tuned"
     ]
-    rows = continual_tables.collect(records, "tuned", "mnist")
+    assert {benchmark for benchmark, _ in chosen} == {"mnist", "cifar"}
+    for benchmark, variant in chosen:
+        (grid,) = (variants for name, _, variants in TUNED[benchmark] if name == row)
+        assert variant in grid
+        assert continual_tables.find_edges(variant, grid) == []
+
+
+def test_edges_are_those_of_numbers_with_several_values():
+    grid = [{"lr": lr, "size": 3, "clip": clip} for lr in (0.1, 0.2, 0.3) for clip in (None, 1.0)]
+    assert continual_tables.find_edges(grid[0], grid) == ["lr"]
+    assert continual_tables.find_edges(grid[2], grid) == []
+    assert continual_tables.find_edges(grid[5], grid) == ["lr"]
+
+
+def make_rows(num_seeds: int) -> dict[str, dict[int, dict]]:
+    records = [
+        make_record("tuned", "re-basin", [[[0.9], [0.8 + 0.01 * seed, 0.7]] for seed in range(num_seeds)]),
+        make_record("tuned", "other", [[[0.9], [0.7, 0.7 + 0.01 * seed**2]] for seed in range(num_seeds)]),
+    ]
+    return continual_tables.collect(records, "tuned", "mnist")
+
+
+def test_scores_and_comparison():
+    rows = make_rows(5)
     accuracy, forgetting, _ = continual_tables.scores(rows["re-basin"].values())
-    assert accuracy == pytest.approx([75, 75.5, 76])
-    assert forgetting == pytest.approx([0.1, 0.09, 0.08])
-    differences = np.array([(0.7 + 0.7 + 0.01 * s**2) / 2 - (0.8 + 0.01 * s + 0.7) / 2 for s in range(3)]) * 100
-    mean, error, p_value = continual_tables.compare(rows["other"], rows["re-basin"])
-    assert mean == pytest.approx(differences.mean())
-    assert error == pytest.approx(differences.std(ddof=1) / 3**0.5)
-    assert p_value < 0.05
+    assert accuracy == pytest.approx([75, 75.5, 76, 76.5, 77])
+    assert forgetting == pytest.approx([0.1, 0.09, 0.08, 0.07, 0.06])
+    differences = np.array([(0.7 + 0.7 + 0.01 * s**2) / 2 - (0.8 + 0.01 * s + 0.7) / 2 for s in range(5)]) * 100
+    found = continual_tables.compare(rows["other"], rows["re-basin"])
+    error = differences.std(ddof=1) / 5**0.5
+    assert (found.mean, found.error, found.num_seeds) == pytest.approx((differences.mean(), error, 5))
+    assert found.p_value == pytest.approx(2 * stats.t.sf(abs(differences.mean()) / error, df=4))
+    assert str(found).endswith(f"(p = {found.p_value:.2g}, n = 5)")
+
+
+def test_fewer_than_five_seeds_give_no_p_value():
+    rows = make_rows(4)
+    found = continual_tables.compare(rows["other"], rows["re-basin"])
+    assert found.p_value is None
+    assert found.error > 0
+    assert str(found).endswith("(n = 4)")
+    assert continual_tables.compare(rows["other"], rows["other"]) == (0.0, 0.0, 4, None)
+
+
+def test_a_row_that_was_run_again_counts_once():
+    def record(seeds: list[int], **config) -> dict:
+        base = {"stage": "tuned", "benchmark": "mnist", "layers": 1, "row": "EWC", "seeds": seeds}
+        return {"config": {**base, **config}}
+
+    old, more, other, new = record([0, 1]), record([5, 6]), record([0, 1], layers=2), record([0, 1, 2])
+    assert continual_tables.drop_superseded([old, more, other, new]) == [more, other, new]
 
 
 def test_drawing(tmp_path, capsys):
@@ -115,3 +162,30 @@ def test_joint_training_learns_once(small_stream):
     (run,) = continual.run(config, "cpu")["runs"]
     assert [len(row) for row in run["rows"]] == [3]
     assert small_stream == [False]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "variant"),
+    [
+        ("mcsgd", {"lr": 0.01, "line_lr": 0.01, "first_lr": 1e-3}),
+        ("stable_sgd", {"lr": 0.01, "gamma": 0.5, "dropout": 0.25, "momentum": 0.8}),
+        ("clewi", {"lr": 0.01, "alpha": 0.2, "weighting": "equal", "first_lr": 1e-3}),
+    ],
+)
+def test_the_later_baselines_run(small_stream, strategy, variant):
+    variants = [{"epochs": 5, "batch_size": 20, **variant}]
+    config = {**TRIAL, "stage": "tuned", "strategy": strategy, "num_tasks": 3, "seeds": [0, 1], "variants": variants}
+    runs = continual.run(config, "cpu")["runs"]
+    assert [run["seed"] for run in runs] == [0, 1]
+    matrices = [AccuracyMatrix(run["rows"]) for run in runs]
+    assert min(matrix.rows[0][0] for matrix in matrices) > 0.9, matrices
+    assert min(matrix.average for matrix in matrices) > 0.5, matrices
+    assert [len(run["moved"]) for run in runs] == [2 if strategy == "clewi" else 0] * 2
+
+
+def test_dropout_is_that_of_the_setting_on_both_benchmarks():
+    for benchmark in ("mnist", "cifar"):
+        trial = {"benchmark": benchmark, "layers": 1, "strategy": "stable_sgd"}
+        strategy = continual.make_strategy(trial, {"dropout": 0.2, "gamma": 0.5}, [0], "cpu")
+        dropouts = [module.p for module in strategy.model.modules() if isinstance(module, torch.nn.Dropout)]
+        assert dropouts == [0.2] * (1 if benchmark == "mnist" else 8)
