@@ -38,8 +38,8 @@ class RebasinNet(nn.Module):
         tau: temperature of the Sinkhorn operator; may be changed between calls.
         num_iters: its rounds.
         init: where to start. None: logits = identity, as in the paper. A `Permutation`: its matrices, scaled so that each
-            plan holds `mass` on it, and at least twice what any other place has; a `Transform` starts its scales and matrices as well. "random": noise
-            alone.
+            plan holds `mass` on it, and at least twice what any other place has; a `Transform` starts its scales and
+            matrices as well. "random": noise alone.
         noise: standard deviation of the normal noise added to the start.
         mass: see `init`.
         gradient: "implicit" or "unrolled", see `onebasin.sinkhorn`.
