@@ -32,7 +32,7 @@ bench: install
 # What scripts write into the pages: the API reference, outputs and pictures of code, the gallery.
 pages: install
 	$(PY) -m docs.make_api
-	$(PY) -m docs.run_page docs/tutorial.md docs/coming-from.md docs/howto/*.md
+	$(PY) -m docs.run_page docs/tutorial.md docs/gallery.md docs/coming-from.md docs/howto/*.md
 	$(PY) -m docs.make_gallery
 
 # The site, in build/site. A venv of its own, so that the tests do not need Sphinx.

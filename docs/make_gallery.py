@@ -1,8 +1,8 @@
-"""Draw the pictures of docs/gallery.md from real runs on the embedded digits, and write down the numbers beside them.
+"""Draw the pictures at the end of docs/gallery.md from real runs on the embedded digits, and write the numbers down.
 
 python -m docs.make_gallery [NAME ...]
 
-All of them take a few minutes on one core. Numbers, seeds, commit and versions go to docs/pictures/record.json.
+All of them take about a minute on one core. Numbers, seeds, commit and versions go to docs/pictures/record.json.
 """
 
 import argparse
@@ -21,10 +21,9 @@ from torch import Tensor, nn
 
 import onebasin as ob
 from benchmarks.digits import VisionTransformer
-from onebasin.cli.digits_demo import ResidualCNN, make_mlp, train
+from onebasin.cli.digits_demo import make_mlp, train
 from onebasin.datasets import digits
-from onebasin.plots import plot_history, plot_paths, plot_permutation, plot_plane
-from onebasin.plots.style import COLORS, GREY
+from onebasin.plots import plot_history, plot_paths, plot_permutation
 from onebasin.reporting.report import Report
 from onebasin.symmetries.layout import Factor, Product
 
@@ -90,23 +89,6 @@ def draw_lines() -> Numbers:
     return describe(paths)
 
 
-def draw_plane() -> Numbers:
-    """The plane through A, B and the permuted B."""
-    a, b = train_networks(make_mlp, range(2))
-    data = {"objective": ob.Midpoint(CRITERION), "data": BATCHES, "init": "weight-matching", "steps": 60}
-    aligned = ob.align(b, to=a, example_inputs=IMAGES[:2], **data).model
-    plane = ob.loss_plane(a, b, aligned, evaluate, resolution=41, margin=0.25)
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-    axes = figure.subplots()
-    plot_plane(plane, axes)
-    (start, *others) = plane.points
-    for (x, y), style in zip(others, ("--", "-"), strict=True):
-        axes.plot([start[0], x], [start[1], y], color="white", linewidth=1.6, linestyle=style)
-    axes.texts[2].set_text("permuted B")
-    save(figure, "plane")
-    return {"lowest loss": round(min(map(min, plane.losses)), 4), "highest loss": round(max(map(max, plane.losses)), 2)}
-
-
 def draw_plans() -> Numbers:
     """The plan of the first hidden layer on its way to a permutation."""
     a, b = train_networks(make_mlp, range(2))
@@ -155,47 +137,6 @@ def draw_descent() -> Numbers:
     return numbers
 
 
-def draw_statistics() -> Numbers:
-    """A residual CNN: aligned or not, with batch-norm statistics mixed like weights or estimated anew."""
-    a, b = train_networks(ResidualCNN, range(2), epochs=15)
-    aligned = ob.align(b, to=a, example_inputs=IMAGES[:2], method="weight-matching").model
-    paths = {}
-    for name, model in {"as they are": b, "aligned": aligned}.items():
-        paths[f"{name}, statistics mixed"] = ob.linear_path(a, model, evaluate)
-        paths[f"{name}, statistics anew"] = ob.linear_path(a, model, evaluate, data=BATCHES)
-    figure = Figure(figsize=(6.8, 3.2), layout="constrained")
-    plot_paths(paths, figure.subplots())
-    save(figure, "statistics")
-    return describe(paths)
-
-
-def draw_many() -> Numbers:
-    """Averages of two to eight networks: as they are, aligned to the first, aligned to each other."""
-    networks = train_networks(lambda: make_mlp(128), range(8), epochs=20)
-    symmetry = ob.symmetry(networks[0], IMAGES[:2])
-    counts = list(range(2, len(networks) + 1))
-    curves: dict[str, list[float]] = {"as they are": [], "aligned to the first": [], "aligned to each other": []}
-    for count in counts:
-        state = ob.interpolate(networks[:count], [1 / count] * count)
-        naive = make_mlp(128)
-        naive.load_state_dict(state)
-        merged = [ob.merge(networks[:count], symmetry=symmetry, to=to) for to in ("first", "mean")]
-        for curve, model in zip(curves.values(), [naive, *merged], strict=True):
-            curve.append(round(evaluate(model)["accuracy"], 4))
-    members = [evaluate(network)["accuracy"] for network in networks]
-    figure = Figure(figsize=(6.8, 3.2), layout="constrained")
-    axes = figure.subplots()
-    looks = zip((GREY, *COLORS), ("-", "--", ":"), curves.items(), strict=False)
-    for color, style, (name, values) in looks:
-        axes.plot(counts, values, color=color, linestyle=style, marker="o", markersize=4, linewidth=1.8, label=name)
-    axes.axhspan(min(members), max(members), color=COLORS[2], alpha=0.25, linewidth=0, label="the members")
-    axes.set(xlabel="networks in the average", ylabel="test accuracy", ylim=(0, 1.02))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1), handlelength=2.6)
-    save(figure, "many")
-    return {"networks": counts, **curves, "members": [round(min(members), 4), round(max(members), 4)]}
-
-
 def draw_heads() -> Numbers:
     """The permutation of a vision transformer's attention: heads, and the units inside each."""
     a, b = train_networks(VisionTransformer, range(2), epochs=15, lr=2e-3)
@@ -238,11 +179,8 @@ def flat_sources(permutation: ob.Permutation, group: ob.Group) -> Tensor:
 
 PICTURES: dict[str, Callable[[], Numbers]] = {
     "lines": draw_lines,
-    "plane": draw_plane,
     "plans": draw_plans,
     "descent": draw_descent,
-    "statistics": draw_statistics,
-    "many": draw_many,
     "heads": draw_heads,
     "report": draw_report,
 }

@@ -1,5 +1,7 @@
 """The pages that are made by scripts are up to date."""
 
+import ast
+import builtins
 import json
 import re
 import runpy
@@ -25,17 +27,41 @@ def test_every_public_name_is_in_the_reference(package):
     assert sorted(listed) == sorted(n for n in package.__all__ if not isinstance(getattr(package, n), ModuleType))
 
 
-def test_pictures_are_shown_and_those_of_the_gallery_have_a_record():
+def test_pictures_are_shown_and_come_from_code_or_have_a_record():
     pictures = {file.name for file in (DOCS / "pictures").iterdir()}
-    shown = {
-        name for page in DOCS.rglob("*.md") for name in re.findall(r"pictures/([\w.-]+)", page.read_text(encoding="utf-8"))
-    }
-    assert pictures == shown
+    pages = [page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md")]
+    assert pictures == {name for page in pages for name in re.findall(r"pictures/([\w.-]+)", page)}
     record = json.loads((DOCS / "pictures" / "record.json").read_text())
-    assert {f"{name}.svg" for name in record if name != "report"} == {n for n in pictures if n.endswith(".svg")} - {
-        "tutorial.svg"
-    }
+    recorded = {f"{name}.svg" for name in record if name != "report"}
+    drawn = {name for page in pages for name in re.findall(r'savefig\("([\w.-]+)"\)', page)}
+    assert not recorded & drawn
+    assert recorded | drawn == {name for name in pictures if name.endswith(".svg")}
     assert all(entry["commit"] and entry["numbers"] for entry in record.values())
+
+
+BEGINNING, *USES = re.findall(r"```python\n(.*?)```", (DOCS / "gallery.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def names_of(code: str) -> tuple[set[str], set[str]]:
+    """The names that a script gives a meaning, in functions too, and those that it uses."""
+    tree = ast.walk(ast.parse(code))
+    bound, used = set(dir(builtins)), set()
+    for node in tree:
+        match node:
+            case ast.Name(name, ast.Load()):
+                used.add(name)
+            case ast.Name(name) | ast.arg(name) | ast.FunctionDef(name) | ast.ClassDef(name):
+                bound.add(name)
+            case ast.alias(name, other):
+                bound.add(other or name)
+    return bound, used
+
+
+@pytest.mark.parametrize("use", USES, ids=[re.findall(r'savefig\("(\w+)', use)[0] for use in USES])
+def test_a_use_of_the_gallery_is_short_and_needs_no_other(use):
+    assert sum(bool(line.strip()) for line in use.splitlines()) < 20
+    bound, used = names_of(use)
+    assert used <= bound | names_of(BEGINNING)[0]
 
 
 def test_a_page_is_filled_with_what_its_code_prints(tmp_path):
