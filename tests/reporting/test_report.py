@@ -157,8 +157,9 @@ def test_losses_that_are_not_numbers(value):
 def test_parts_may_be_missing():
     assert "<section>" not in render(Report("Nothing to say"))
     activation_matching = [{"batches": 8, "sites": 4}]
-    symmetry = ob.Symmetry.from_axes({"w": "h i"}, ["h"]).bind({"w": torch.zeros(3, 2)})
-    alignment = ob.Alignment(None, symmetry.identity(), 1.0, 2.0, activation_matching, True, 0.1, "activation-matching")
+    w = {"w": torch.zeros(3, 2)}
+    symmetry = ob.Symmetry.from_axes({"w": "h i"}, ["h"]).bind(w)
+    alignment = ob.Alignment(w, symmetry.identity(), 1.0, 2.0, activation_matching, True, 0.1, "activation-matching", w)
     text = render(Report("t", alignment=alignment))
     assert "Convergence" not in text
     assert "0 of 3 moved" in text

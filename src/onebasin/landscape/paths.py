@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from onebasin.tensors.states import Model, State
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Evaluate = Callable[[nn.Module], Any]
+Evaluate = Callable[[nn.Module], SupportsFloat | Mapping[str, SupportsFloat]]
 """From a model to its loss, or to a dict of metrics with the key "loss"."""
 
 Prepare = Callable[[nn.Module, Sequence[float]], None]

@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Unpack
+from typing import Any, Generic, Literal, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.symmetries.transform import check_fixed
 from onebasin.tensors.progress import Progress, show_progress
 from onebasin.tensors.seeding import seeded
-from onebasin.tensors.states import Model, read_state
+from onebasin.tensors.states import M, read_state
 from onebasin.tracing import Kinds
 
 COPY_DETECTION = "copy detection"
@@ -39,8 +39,8 @@ _WANTED = {"positive": "positive scales", "all": "positive scales or changes of 
 
 
 @dataclass(frozen=True)
-class Alignment:
-    """What `align` found.
+class Alignment(Generic[M]):
+    """What `align` found, for models of type `M`.
 
     Attributes:
         model: a copy of the model, permuted (of a state dict, the permuted state dict; of a lazy state, a lazy one).
@@ -52,14 +52,14 @@ class Alignment:
         seconds: how long it took.
         method: by which method, or by which in turn; "copy detection" if the model is a permuted copy of the target, so that
             none was run.
+        target: the model to align to, in canonical form if bases were asked for: the line is drawn from there.
         notes: what was done beside it, and why, in sentences.
         logits: of "sinkhorn", where its descent ended: give them as ``logits=`` (with the same `init`) to go on from there.
         scales: the logarithms of the positive scales that the permuted units were multiplied by, if any were asked for.
         matrices: of the changes of basis that followed, if any were asked for.
-        target: the model to align to, in canonical form if bases were asked for: the line is drawn from there.
     """
 
-    model: Any
+    model: M
     permutation: Permutation
     cost: float
     start_cost: float
@@ -67,11 +67,11 @@ class Alignment:
     converged: bool
     seconds: float
     method: str
+    target: M
     notes: tuple[str, ...] = ()
     logits: dict[str, Tensor] | None = None
     scales: dict[str, Tensor] = field(default_factory=dict)
     matrices: dict[str, Tensor] = field(default_factory=dict)
-    target: Any = None
 
     @property
     def transform(self) -> Transform:
@@ -102,7 +102,7 @@ class AlignOptions(MethodOptions, total=False):
     """The arguments of `align` that `merge` passes on, for keyword arguments."""
 
     objective: Objective | Function | None
-    data: Any
+    data: Iterable[Any] | None
     groups: Iterable[str] | str | None
     kinds: Kinds
     scaling: Scaling | None
@@ -114,13 +114,13 @@ class AlignOptions(MethodOptions, total=False):
 
 
 def align(
-    model: Model,
-    to: Model,
+    model: M,
+    to: M,
     example_inputs: Any = None,
     symmetry: Symmetry | None = None,
     method: MethodName | Literal["auto"] | Method = AUTO,
     objective: Objective | Function | None = None,
-    data: Any = None,
+    data: Iterable[Any] | None = None,
     init: Permutation | MethodName | Method | None = None,
     groups: Iterable[str] | str | None = None,
     kinds: Kinds = "permutation",
@@ -132,7 +132,7 @@ def align(
     progress: bool | Progress = False,
     callback: Callable[[Entry], None] | None = None,
     **options: Unpack[MethodOptions],
-) -> Alignment:
+) -> Alignment[M]:
     """Permute a model's hidden units so that the objective, for example the distance to the other's parameters, is smallest.
 
     Args:
@@ -354,11 +354,11 @@ class _Pipeline:
         return found
 
 
-def transform_model(model: Model, transform: Permutation | Transform) -> Any:
+def transform_model(model: M, transform: Permutation | Transform) -> M:
     """A permuted or scaled copy: of a module a module, of a state a state."""
     moved = transform.apply(model)
     if not isinstance(model, nn.Module):
-        return moved
+        return cast(M, moved)
     # What a deep copy takes in place of the model's own tensors, so that none is copied only to be written over.
     memo: dict[int, Any] = {}
     own = {id(tensor) for tensor in (*model.parameters(), *model.buffers()) if type(tensor) in (Tensor, nn.Parameter)}

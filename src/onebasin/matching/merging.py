@@ -30,7 +30,7 @@ from onebasin.tensors.interpolation import check_weights, interpolate
 from onebasin.tensors.layer_weights import find_layer_weights
 from onebasin.tensors.progress import Progress, show_progress
 from onebasin.tensors.seeding import seeded
-from onebasin.tensors.states import Model, read_state
+from onebasin.tensors.states import M, Model, read_state
 
 Reference = Literal["first", "mean", "common"]
 """What models are aligned to; see `merge`."""
@@ -39,7 +39,7 @@ Start = Permutation | MethodName | Method | None
 
 
 def merge(
-    models: Sequence[Model],
+    models: Sequence[M],
     example_inputs: Any = None,
     weights: Sequence[float] | None = None,
     repair: RepairForm | Iterable[Any] | None = None,
@@ -49,11 +49,11 @@ def merge(
     max_rounds: int = 10,
     seed: int = 0,
     on_aligned: Callable[[list[Any]], None] | None = None,
-    on_result: Callable[[int, Alignment], None] | None = None,
+    on_result: Callable[[int, Alignment[Any]], None] | None = None,
     init: Start | Sequence[Start] = None,
     layer_weights: Mapping[str, Sequence[float]] | None = None,
     **options: Unpack[AlignOptions],
-) -> Any:
+) -> M:
     """Align models of one architecture and average them.
 
     Args:
@@ -135,16 +135,16 @@ def merge(
             given = {"weights": weights, "repair": batches, "method": method, "seed": seed, "reference": reference}
             given |= {**options, "init": starts, "kinds": "positive"}
             found = [twin[0] for twin in twins if twin is not None]
-            return _merge_twins(models[0], found, call, {**given, "on_aligned": on_aligned, "on_result": on_result})
+            return cast(M, _merge_twins(models[0], found, call, {**given, "on_aligned": on_aligned, "on_result": on_result}))
 
-    def align_model(number: int, model: Model, to: Model, start: Start) -> Alignment:
+    def align_model(number: int, model: Model, to: Model, start: Start) -> Alignment[Any]:
         result = align(model, to, symmetry=symmetry, method=method, seed=seed, init=start, **options)
         result = replace(result, notes=(*notes, *result.notes))
         if on_result is not None:
             on_result(number, result)
         return result
 
-    def align_again(number: int, model: Model, to: Model) -> Alignment:
+    def align_again(number: int, model: Model, to: Model) -> Alignment[Any]:
         start = starts[max(number - 1, 0)]
         return align_model(number, model, to, None if isinstance(start, Permutation) else start)  # it has been applied
 
@@ -265,7 +265,7 @@ class _Frame:
     permutations: list[Permutation]
 
     def align_to_means(
-        self, shares: list[float], max_rounds: int, seed: int, align_model: Callable[[int, Model, Model], Alignment]
+        self, shares: list[float], max_rounds: int, seed: int, align_model: Callable[[int, Model, Model], Alignment[Any]]
     ) -> None:
         """Align each model to the mean of the others until nothing moves."""
         generator = torch.Generator().manual_seed(seed)

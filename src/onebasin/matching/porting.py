@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Unpack
+from typing import Any, Generic, Literal, Unpack
 
 import torch
 from torch import nn
@@ -25,12 +25,12 @@ from onebasin.matching.widening import is_narrower, widen
 from onebasin.symmetries import Permutation, Symmetry
 from onebasin.tensors.comparison import check_alike, check_finite
 from onebasin.tensors.interpolation import interpolate
-from onebasin.tensors.states import Model, State, read_state
+from onebasin.tensors.states import M, Model, State, read_state
 
 
 @dataclass(frozen=True)
-class Ported:
-    """What `port` made.
+class Ported(Generic[M]):
+    """What `port` made, of models of type `M`.
 
     Attributes:
         model: a copy of the new base with the difference added (of a state dict a state, of a lazy state a lazy one).
@@ -39,16 +39,16 @@ class Ported:
         losses: for each scale that was tried the loss, if a function to evaluate was given.
     """
 
-    model: Any
-    alignment: Alignment
+    model: M
+    alignment: Alignment[M]
     scale: float
     losses: dict[float, float] = field(default_factory=dict)
 
 
 def port(
-    fine_tuned: Model,
-    base: Model,
-    to: Model,
+    fine_tuned: M,
+    base: M,
+    to: M,
     example_inputs: Any = None,
     symmetry: Symmetry | None = None,
     method: MethodName | Literal["auto"] | Method = AUTO,
@@ -57,7 +57,7 @@ def port(
     init: Permutation | MethodName | Method | None = None,
     seed: int = 0,
     **options: Unpack[AlignOptions],
-) -> Ported:
+) -> Ported[M]:
     """Carry what a fine-tune changed over to another base that was trained apart.
 
     Args:

@@ -19,7 +19,7 @@ import copy
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -34,10 +34,12 @@ from onebasin.tensors.states import StateDict, read_state, read_state_dict
 from onebasin.torch_internals import tree_map
 from onebasin.tracing import symmetry as trace
 
+Wide = TypeVar("Wide", bound=nn.Module)
+"""The class of the wide network."""
 _TOLERANCE = 1e-9
 
 
-def widen(model: nn.Module, like: nn.Module, example_inputs: Any) -> nn.Module:
+def widen(model: nn.Module, like: Wide, example_inputs: Any) -> Wide:
     """A network as wide as another one that computes what this one does.
 
     Every group of units grows to the size that it has in `like`. New units are zero. Norms over the units and the scale of

@@ -20,7 +20,8 @@ from onebasin.torch_internals import BatchNorm
 
 Params = Mapping[str, Any]
 Loss = Callable[[Any, Any], Tensor]
-Function = Callable[[Params, Params, Any], Tensor]
+Function = Callable[[dict[str, Any], dict[str, Any], Any], Tensor]
+"""A cost of the permuted parameters beside those of the target, and a batch of the data."""
 
 
 class Objective(ABC):
@@ -72,7 +73,7 @@ class FunctionObjective(Objective):
 
     def __call__(self, params: Params, target: Params, batch: Any) -> Tensor:
         """What the function returns."""
-        return self.function(params, target, batch)
+        return self.function(dict(params), dict(target), batch)
 
 
 def as_objective(objective: Objective | Function | None) -> Objective:

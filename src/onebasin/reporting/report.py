@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata, resources
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,7 +53,7 @@ class Report:
     command: str = ""
     symmetry: Symmetry | None = None
     permutation: Permutation | None = None
-    alignment: Alignment | None = None
+    alignment: Alignment[Any] | None = None
     paths: dict[str, LinearPath] = field(default_factory=dict)
     facts: list[tuple[str, str]] = field(default_factory=list)
     permutations: dict[str, Permutation] = field(default_factory=dict)
@@ -118,7 +119,7 @@ def _version() -> str:
         return ""
 
 
-def _list_facts(alignment: Alignment | None) -> list[tuple[str, str]]:
+def _list_facts(alignment: Alignment[Any] | None) -> list[tuple[str, str]]:
     if alignment is None:
         return []
     return [
@@ -203,7 +204,7 @@ def _render_averages(averages: Mapping[str, Mapping[str, float]], num_paths: int
     return markup.table(["", "average", *metrics], rows, ["swatch", "name", *["number"] * len(metrics)])
 
 
-def _render_convergence(alignment: Alignment | None) -> str:
+def _render_convergence(alignment: Alignment[Any] | None) -> str:
     if alignment is None or not history_series(alignment.history):
         return ""
     figure, axes = _make_figure()

@@ -10,7 +10,7 @@ import itertools
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ from onebasin.torch_internals import memory_id
 
 Model = nn.Module | Mapping[str, Any]
 """What a state can be read from: a module, a state dict, or a state."""
+M = TypeVar("M", bound=Model)
+"""The type of the models that a function is given, and of those it returns."""
 Ties = tuple[tuple[str, ...], ...]
 """Sets of keys that are one tensor."""
 

@@ -155,7 +155,7 @@ def align(
     })  # fmt: skip
 
 
-def _describe(record: RunRecord, target: Path, model: Path, out: Path, kinds: str, result: ob.Alignment) -> ModelCard:
+def _describe(record: RunRecord, target: Path, model: Path, out: Path, kinds: str, result: ob.Alignment[Any]) -> ModelCard:
     """The card of an aligned model."""
     how = "permuted" if kinds == "permutation" else "permuted and scaled" if kinds == "positive" else "transformed"
     return record.make_card(

@@ -227,7 +227,7 @@ class _Alignments:
 
     names: list[str]
     elements: list[ob.Permutation | ob.Transform] = field(default_factory=list)
-    results: list[tuple[str, ob.Alignment]] = field(default_factory=list)
+    results: list[tuple[str, ob.Alignment[Any]]] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
     def keep(self, elements: Sequence[Any]) -> None:
@@ -241,7 +241,7 @@ class _Alignments:
     def permutations(self) -> list[ob.Permutation]:
         return [each.permutation if isinstance(each, ob.Transform) else each for each in self.elements]
 
-    def add(self, number: int, result: ob.Alignment) -> None:
+    def add(self, number: int, result: ob.Alignment[Any]) -> None:
         self.results.append((self.names[number], result))
 
     @property
@@ -304,7 +304,7 @@ class _Alignments:
         return {name: p for name, p in zip(self.names, self.permutations, strict=True) if not p.is_identity}
 
 
-def _move_on(result: ob.Alignment, element: Any) -> Any:
+def _move_on(result: ob.Alignment[Any], element: Any) -> Any:
     """The model of an alignment, moved further if what was done to it in the end is more than that."""
     if element is result.transform:
         return result.model
