@@ -182,17 +182,17 @@ def align(
         scaling=scaling, seed=seed,
         restarts=restarts, detect_copy=detect_copy, polish=polish, progress=progress, callback=callback, **options,
     )  # fmt: skip
-    widened = []
+    prepared: list[str] = []
     if isinstance(model, nn.Module) and isinstance(to, nn.Module) and is_narrower(model, to):
         inputs = find_example(example_inputs, call.data)
         if inputs is None:
             raise ValueError("the target has more units than the model: give example_inputs= or data= to widen it with")
-        model, widened = widen(model, to, inputs), [WIDENED]
+        model, prepared = widen(model, to, inputs), [WIDENED]
     check_models(model, to)
-    notes = widened
     if kinds == "all" and symmetry is None:
-        (model, to), symmetry, folded = canonicalise([model, to], example_inputs, call.data)
-        notes = [*notes, *folded]
+        (model, to), symmetry, changed = canonicalise([model, to], example_inputs, call.data)
+        prepared = [*prepared, *changed]
+    notes = [*prepared]
     symmetry = find_symmetry([model, to], example_inputs, symmetry, call.data, kinds)
     for each in (model, to) if symmetry.bases else ():
         check_fixed(symmetry, read_state(each))

@@ -1,14 +1,15 @@
-"""The canonical form of a network: gains of norms folded into the layers around them, so that nothing hinders a rotation.
+"""The canonical form of a network: gains of norms are folded into the layers around them, and means are subtracted.
 
 A gain that can be folded is a scale of the symmetry: the gain is multiplied by s, and what reads the norm is divided by it.
 With s = 1 / gain the gain becomes one. No list of architectures is needed, and what cannot be folded is left as it is.
+Where a layer norm subtracts the mean over units, what writes these units gets the mean zero.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,8 +17,10 @@ from torch import Tensor, nn
 
 from onebasin.landscape.batches import find_example
 from onebasin.matching.balancing import balance
+from onebasin.matching.centring import Offsets, find_offsets
 from onebasin.relaxation.objectives import each_tied_once, parameter_keys
 from onebasin.symmetries import Scale, Symmetry, Transform
+from onebasin.symmetries.layout import names
 from onebasin.symmetries.multiplication import scale_shape, scaled_tensors
 from onebasin.symmetries.verification import compare
 from onebasin.tensors.states import StateDict, read_state_dict
@@ -36,23 +39,31 @@ class CanonicalForm:
         folded: the gains that are one now.
         left: for every other gain the reason why it is not.
         fold: what was done, to carry a LoRA or a task vector of the model along; None if that is more than positive scales:
-            a gain was negative, or the model was balanced.
+            a gain was negative, or the model was balanced. Means need not be subtracted from such a difference.
+        centred: the tensors from which the mean over units was subtracted, because nothing reads it.
+        uncentred: for other tensors that write units of a layer norm the reason why it was not.
     """
 
     state: StateDict
     folded: tuple[str, ...]
     left: Mapping[str, str]
     fold: Transform | None = None
+    centred: tuple[str, ...] = ()
+    uncentred: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        left = f", left {', '.join(f'{key} ({reason})' for key, reason in self.left.items())}" if self.left else ""
-        return f"CanonicalForm({len(self.folded)} gains folded{left})"
+        stays = {**self.left, **self.uncentred}
+        left = f", left {', '.join(f'{key} ({reason})' for key, reason in stays.items())}" if stays else ""
+        return f"CanonicalForm({len(self.folded)} gains folded, {len(self.centred)} tensors centred{left})"
 
 
 def canonical(
     model: nn.Module, example_inputs: Any, symmetry: Symmetry | None = None, balanced: bool = False
 ) -> CanonicalForm:
     """Fold the gains of norms into the layers around them, so that `onebasin.symmetry` finds changes of basis.
+
+    Networks that differ in a constant that all units of a layer norm share become equal: the mean over units is subtracted
+    from every tensor that may have one added, whatever the weights are.
 
     Args:
         model: left untouched.
@@ -82,22 +93,60 @@ def canonical(
             logarithms[found.name] = _find_logarithms(symmetry, found, key, gain)
             state = _fold(symmetry, found, key, state, logarithms[found.name])
             folded.append(key)
+    offsets = find_offsets(model, symmetry, example_inputs)
+    uncentred = _explain(_trace_folded(model, state, example_inputs) if folded else symmetry, offsets)
+    uncentred_state = state
+    state, centred = _centre(offsets, state, given)
+    if centred and not compare(model, start, state, example_inputs) < _TOLERANCE:
+        uncentred |= dict.fromkeys(centred, "the means of these tensors are so large that the outputs are not exact to 1e-9")
+        state, centred = uncentred_state, ()
     if balanced:
         state = _balance(model, state, example_inputs)
-    if (folded or balanced) and not compare(model, start, state, example_inputs) < _TOLERANCE:
+    is_checked = bool(centred) and not balanced
+    if (folded or balanced) and not is_checked and not compare(model, start, state, example_inputs) < _TOLERANCE:
         raise ValueError("the canonical form of this model changes its function; please report this network")
     narrow = {key: value if state[key] is start[key] else state[key].to(value.dtype) for key, value in given.items()}
     is_positive = not balanced and all(bool((start[key] > 0).all()) for key in folded)
     fold = Transform(symmetry.identity(), logarithms) if is_positive else None
-    return CanonicalForm(_tie(symmetry, StateDict(narrow)), tuple(folded), left, fold)
+    return CanonicalForm(_tie(symmetry, StateDict(narrow)), tuple(folded), left, fold, centred, uncentred)
 
 
-def _balance(model: nn.Module, state: StateDict, example_inputs: Any) -> StateDict:
+def _centre(offsets: Offsets, state: StateDict, given: Mapping[str, Any]) -> tuple[StateDict, tuple[str, ...]]:
+    """A state without the means that nothing reads, and where there were some beyond the rounding of the given tensors."""
+    centred = {key: offsets.subtract_means(key, state[key]) for key in offsets.axes}
+    changed = {
+        key: value
+        for key, value in centred.items()
+        if bool((value - state[key]).abs().max() > 8 * torch.finfo(given[key].dtype).eps * state[key].abs().max())
+    }
+    return _tie(offsets.symmetry, StateDict({**state, **changed})), tuple(changed)
+
+
+def _explain(symmetry: Symmetry, offsets: Offsets) -> dict[str, str]:
+    """Why tensors that write a stream which is rotated about its mean cannot be centred."""
+    streams = [basis for basis in symmetry.bases.values() if basis.kind == "centred"]
+    writers = (key for basis in streams for key, places in basis.places.items() if not all(p.is_dual for p in places))
+    result = dict.fromkeys(writers, "the mean over its units is read: not every reader subtracts it")
+    groups = offsets.groups
+    for key, *others in symmetry.ties:
+        if not groups.isdisjoint(names(symmetry.layouts[key])):
+            result[key] = f"it is one tensor with {others[0]}, and one of the two may read the mean over its units"
+        for other in others:
+            result.pop(other, None)
+    norms = {key.rpartition(".")[0] for key in symmetry.gains}  # their own offsets are added after the mean is subtracted
+    return {key: why for key, why in result.items() if key not in offsets.axes and key.rpartition(".")[0] not in norms}
+
+
+def _trace_folded(model: nn.Module, state: StateDict, example_inputs: Any) -> Symmetry:
     folded = copy.deepcopy(model).double()
     folded.load_state_dict(state)
     inputs = tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, example_inputs)
-    symmetry = trace(folded, inputs, verify=False, kinds="all")
-    keys = [key for key in each_tied_once(parameter_keys(folded), symmetry) if key not in symmetry.fixed]
+    return trace(folded, inputs, verify=False, kinds="all")
+
+
+def _balance(model: nn.Module, state: StateDict, example_inputs: Any) -> StateDict:
+    symmetry = _trace_folded(model, state, example_inputs)
+    keys = [key for key in each_tied_once(parameter_keys(model), symmetry) if key not in symmetry.fixed]
     return _tie(symmetry, balance(symmetry, state, keys).apply(state))
 
 
@@ -119,6 +168,8 @@ def canonicalise(
         copies[-1].load_state_dict(form.state)
         if form.folded:
             notes[f"{len(form.folded)} gains of norms were folded into the layers around them."] = None
+        if form.centred:
+            notes[f"The mean over units, which nothing reads, was subtracted from {len(form.centred)} tensors."] = None
         for key, reason in form.left.items():
             notes[f"The gain {key} stays, and what it multiplies is not mixed: {reason}."] = None
     # A gain that stays in any of the models stands in the way for all.

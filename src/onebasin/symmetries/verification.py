@@ -120,7 +120,7 @@ def verify_programs(
         CannotVerify: if the model fails, or returns no numbers, at all weights that were tried.
     """
     buffers = _find_buffers(programs)
-    states = [functools.partial(_randomise, symmetry, state, buffers, scale) for scale in _SCALES]
+    states = list(random_states(symmetry, state, buffers))
     functions = [list(_functions_of(program, draw, state.num_entries > MAX_ENTRIES)) for program in programs]
     return max((_check_first(symmetry, some, states, tolerance) for some in functions), default=0.0)
 
@@ -145,6 +145,29 @@ def _check_first(
             failure = error
     assert failure is not None
     raise failure
+
+
+def random_states(symmetry: Verifiable, state: State, buffers: set[str]) -> Iterator[Callable[[], LazyState]]:
+    """Random states of a model at smaller and smaller scales, each made when it is called; the last is its own, perturbed.
+
+    Args:
+        symmetry: for its ties, and for what is left as it is: `unreached` and `fixed`.
+        state: the model's, for the shapes.
+        buffers: keys of buffers, which are perturbed.
+    """
+    return (functools.partial(_randomise, symmetry, state, buffers, scale) for scale in _SCALES)
+
+
+def is_stable(functions: Sequence[Function], state: LazyState) -> bool:
+    """Whether functions return finite numbers at a state, and do not amplify rounding errors beyond use."""
+    for function in functions:
+        expected, noise = function(state), function(_jitter(state))
+        if (
+            not all(bool(value.isfinite().all()) for value in expected)
+            or amplification(expected, noise) > _MAX_AMPLIFICATION
+        ):
+            return False
+    return True
 
 
 def _find_buffers(programs: Sequence[Program]) -> set[str]:

@@ -27,12 +27,15 @@ def test_gains_are_folded_and_the_function_stays(onebasin, folder, gained):
     assert ran.code == 0, ran.err
     assert ran.record["folded"] == ["1.norm1.weight", "1.norm2.weight", "2.weight"]
     assert ran.record["left"] == {}
+    assert "0.weight" in ran.record["centred"]
+    assert ran.record["uncentred"] == {}
     found = load(folder / "c.pt")
     assert_same(found, dict(ob.canonical(*gained).state))
     assert bool((found["1.norm1.weight"] == 1).all())
     assert onebasin("verify", "x.pt", "c.pt", *TRANSFORMER, "--tolerance", "1e-6").code == 0
     ran = onebasin("canonical", "c.pt", "-o", "d.pt", *TRANSFORMER)
     assert "nothing: every gain is one, or cannot be folded" in ran.out
+    assert "centred" not in ran.out
     assert_same(load(folder / "d.pt"), found)
 
 

@@ -37,7 +37,8 @@ def canonical(
 ) -> None:
     """Fold the gains of norms into the layers around them, so that changes of basis apply. The function stays the same.
 
-    Transforms that align --symmetry all has written are for such a model. OUT has the layout and the types of CHECKPOINT.
+    The mean over units that a layer norm subtracts anyway is subtracted from the tensors that write them. Transforms that
+    align --symmetry all has written are for such a model. OUT has the layout and the types of CHECKPOINT.
     """
     output, dtype = Output(json), find_type(out_dtype)
     files = inputs.open_files([checkpoint])
@@ -51,18 +52,21 @@ def canonical(
         form = ob.canonical(models.load_model(like), models.architecture.example_inputs)
     if fold is not None and form.fold is None:
         raise ValueError("a gain is negative: what was done is more than positive scales, and no transform says it")
-    is_rounded = bool(form.folded) or dtype is not None
-    notes = outputs.note_rounding(out, like, bool(form.folded), dtype) if is_rounded else []
+    is_changed = bool(form.folded) or bool(form.centred)
+    notes = outputs.note_rounding(out, like, is_changed, dtype) if is_changed or dtype is not None else []
     for note in notes:
         output.note(note)
     facts: dict[str, Any] = {
         str(checkpoint): outputs.describe_checkpoint(like),
         "folded": merge_layers(form.folded) or "nothing: every gain is one, or cannot be folded",
     }
-    if form.left:
-        facts["left as they are"] = [f"{key}: {reason}" for key, reason in form.left.items()]
+    if form.centred:
+        facts["centred"] = merge_layers(form.centred)
+    if form.left or form.uncentred:
+        facts["left as they are"] = [f"{key}: {reason}" for key, reason in (*form.left.items(), *form.uncentred.items())]
     summary = {
         "command": "canonical", "checkpoint": checkpoint, "out": out, "fold": fold, "folded": form.folded, "left": form.left,
+        "centred": form.centred, "uncentred": form.uncentred,
         "notes": [*models.notes, *left_out, *notes],
     }  # fmt: skip
     if dry_run:
