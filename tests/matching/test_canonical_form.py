@@ -71,6 +71,8 @@ def test_what_cannot_be_folded_is_left_with_a_reason():
     form = ob.canonical(tied, torch.randint(0, 11, (2, 4)))
     assert form.folded == ()
     assert list(form.left) == ["norm.weight"]
+    assert "head.weight, which is one tensor with another" in form.left["norm.weight"]
+    assert "untie=True" in form.left["norm.weight"]
     assert "norm.weight" in repr(form)
     model, x = make()
     with torch.no_grad():
@@ -78,6 +80,32 @@ def test_what_cannot_be_folded_is_left_with_a_reason():
     form = ob.canonical(model, x)
     assert form.left == {"norms.1.weight": "some of its entries are zero"}
     assert form.folded == ("norms.0.weight", "norms.2.weight")
+
+
+def test_a_tied_head_gets_a_tensor_of_its_own_if_asked_for():
+    torch.manual_seed(0)
+    tied, x = with_gains(Tied()).double().eval(), torch.randint(0, 11, (2, 4))
+    form = ob.canonical(tied, x, untie=True)
+    assert (form.folded, form.left, form.untied) == (("norm.weight",), {}, ("head.weight",))
+    assert tied.head.weight is tied.embed.weight
+    assert torch.equal(form.state["embed.weight"], tied.embed.weight)
+    assert not torch.equal(form.state["head.weight"], form.state["embed.weight"])
+    untied = Tied().double().eval()
+    untied.head.weight = nn.Parameter(untied.head.weight.detach().clone())
+    untied.load_state_dict(form.state)
+    torch.testing.assert_close(untied(x), tied(x), rtol=1e-9, atol=1e-12)
+    assert "orthogonal" in {basis.kind for basis in ob.symmetry(untied, x, kinds="all").bases.values()}
+
+
+def test_tensors_stay_tied_where_that_hinders_nothing():
+    """A gain of one, or a tie that the gain does not meet, is no reason to untie."""
+    torch.manual_seed(0)
+    x = torch.randint(0, 11, (2, 4))
+    form = ob.canonical(Tied().eval(), x, untie=True)
+    assert form.untied == ()
+    assert form.state["head.weight"] is form.state["embed.weight"]
+    model, x = make()
+    assert ob.canonical(model, x, untie=True).untied == ()
 
 
 def test_a_gain_that_stays_in_one_model_stands_in_the_way_for_all():

@@ -42,6 +42,7 @@ class CanonicalForm:
             a gain was negative, or the model was balanced. Means need not be subtracted from such a difference.
         centred: the tensors from which the mean over units was subtracted, because nothing reads it.
         uncentred: for other tensors that write units of a layer norm the reason why it was not.
+        untied: keys that were one tensor with another key and have a tensor of their own in `state`, if that was asked for.
     """
 
     state: StateDict
@@ -50,6 +51,7 @@ class CanonicalForm:
     fold: Transform | None = None
     centred: tuple[str, ...] = ()
     uncentred: Mapping[str, str] = field(default_factory=dict)
+    untied: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         stays = {**self.left, **self.uncentred}
@@ -58,7 +60,7 @@ class CanonicalForm:
 
 
 def canonical(
-    model: nn.Module, example_inputs: Any, symmetry: Symmetry | None = None, balanced: bool = False
+    model: nn.Module, example_inputs: Any, symmetry: Symmetry | None = None, balanced: bool = False, untie: bool = False
 ) -> CanonicalForm:
     """Fold the gains of norms into the layers around them, so that `onebasin.symmetry` finds changes of basis.
 
@@ -71,11 +73,17 @@ def canonical(
         symmetry: of this model, with ``kinds="all"``, if it was traced before.
         balanced: also choose the scales of units, and the bases of heads, that make the parameters smallest: the sums of
             squares of what makes a unit and of what reads it are then the same.
+        untie: give a head that is tied to the embedding a tensor of its own if a gain can be folded into it only then. The
+            state is for a module in which they are two parameters: `CanonicalForm.untied` names them. Loaded into the tied
+            module, it would compute something else.
 
     Raises:
         ValueError: if the model cannot be traced.
     """
     symmetry = trace(model, example_inputs, verify=False, kinds="all") if symmetry is None else symmetry
+    untied = _untie(model, symmetry, example_inputs)
+    if untie:
+        model, symmetry = untied.model, untied.symmetry
     given = read_state_dict(model)
     start = StateDict({key: value.double() if value.is_floating_point() else value for key, value in given.items()})
     state, folded, left = start, [], {}
@@ -86,7 +94,7 @@ def canonical(
             continue
         found = _find_scale(symmetry, key)
         if isinstance(found, str):
-            left[key] = found
+            left[key] = untied.reasons.get(key, found)
         elif not bool((gain != 0).all()) or not bool(gain.isfinite().all()):
             left[key] = "some of its entries are zero"
         else:
@@ -108,7 +116,44 @@ def canonical(
     narrow = {key: value if state[key] is start[key] else state[key].to(value.dtype) for key, value in given.items()}
     is_positive = not balanced and all(bool((start[key] > 0).all()) for key in folded)
     fold = Transform(symmetry.identity(), logarithms) if is_positive else None
-    return CanonicalForm(_tie(symmetry, StateDict(narrow)), tuple(folded), left, fold, centred, uncentred)
+    return CanonicalForm(
+        _tie(symmetry, StateDict(narrow)), tuple(folded), left, fold, centred, uncentred, untied.keys if untie else ()
+    )
+
+
+@dataclass(frozen=True)
+class _Untied:
+    """A model in which tied tensors that hinder a fold are two, its symmetry, their keys, and why gains cannot be folded."""
+
+    model: nn.Module
+    symmetry: Symmetry
+    keys: tuple[str, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+def _untie(model: nn.Module, symmetry: Symmetry, example_inputs: Any) -> _Untied:
+    """A copy with parameters of their own for tied keys, if that frees a gain; else the model itself."""
+    state = read_state_dict(model)
+    wanted = (key for key in symmetry.gains if not bool((state[key] == 1).all()))
+    gains = [key for key in wanted if isinstance(_find_scale(symmetry, key), str)]
+    if not gains or not symmetry.ties:
+        return _Untied(model, symmetry)
+    units = {name for key in gains for name in names(symmetry.layouts[key])}
+    copied, keys = copy.deepcopy(model), []
+    for first, *others in symmetry.ties:
+        for key in others if not units.isdisjoint(names(symmetry.layouts[first])) else ():
+            owner, _, name = key.rpartition(".")
+            module, parameter = copied.get_submodule(owner), dict(copied.named_parameters(remove_duplicate=False)).get(key)
+            if parameter is not None and module is not copied.get_submodule(first.rpartition(".")[0]):
+                module.register_parameter(name, nn.Parameter(parameter.detach().clone(), parameter.requires_grad))
+                keys.append(key)
+    if not keys:
+        return _Untied(model, symmetry)
+    found = trace(copied, example_inputs, verify=False, kinds="all")
+    freed = [key for key in gains if isinstance(_find_scale(found, key), Scale)]
+    reason = f"it would have to be folded into {', '.join(keys)}, which is one tensor with another that must not change; "
+    reason += "untie=True of onebasin.canonical gives it a tensor of its own, and the model must then be untied to load that"
+    return _Untied(copied, found, tuple(keys), dict.fromkeys(freed, reason)) if freed else _Untied(model, symmetry)
 
 
 def _centre(offsets: Offsets, state: StateDict, given: Mapping[str, Any]) -> tuple[StateDict, tuple[str, ...]]:
