@@ -56,15 +56,19 @@ def test_models_that_all_move_are_undone_by_their_own(onebasin, folder):
 
 
 def test_transforms(onebasin, folder):
+    """They move the canonical forms of the models, whose mean is the merge."""
+    forms = []
     for seed, name in enumerate(("x.pt", "y.pt")):
         torch.manual_seed(seed)
-        torch.save(make_transformer()[0].state_dict(), folder / name)
+        network, inputs = make_transformer()
+        torch.save(network.state_dict(), folder / name)
+        forms.append(ob.canonical(network, inputs).state)
     model = ("--model", "cli_networks:make_transformer", "--method", "weight-matching", "--set", "max_sweeps=1")
     ran = onebasin("merge", "x.pt", "y.pt", "-o", "m.pt", *model, "--symmetry", "all", "--json")
     assert ran.record["permutations"] == ["m.transforms/x.safetensors", "m.transforms/y.safetensors"]
     first, second = (load_element(folder / path) for path in ran.record["permutations"])
     assert second.matrices
-    x, y = first.apply(load(folder / "x.pt")), second.apply(load(folder / "y.pt"))  # their gains are one from the start
+    x, y = first.apply(forms[0]), second.apply(forms[1])
     for key, value in load(folder / "m.pt").items():
         torch.testing.assert_close(value, (x[key] + y[key]) / 2)
 
