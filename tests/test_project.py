@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -19,6 +20,15 @@ def read(name: str) -> str:
 
 def load_yaml(name: str):
     return pytest.importorskip("yaml").safe_load(read(name))
+
+
+def test_nothing_is_tracked_that_is_ignored():
+    """An environment or a build that slipped in, for example."""
+    command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--ignored", "--exclude-standard"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a checkout")
+    assert listed.stdout == ""
 
 
 def test_the_version_is_that_of_the_metadata():
