@@ -369,7 +369,8 @@ def _conclude(finished: Sequence[_Comparison], level: float, notes: list[str], k
                 why = f"there are so few units that p = {_write(reachable)} is the smallest possible"
             notes = [*notes, f"Units do not stand in the same places; {why}."]
         elif kinds != "all":
-            notes = [*notes, "A network that was rotated, or rescaled, may look independent here: kinds='all' finds those."]
+            hint = "it is found with kinds='all', or --symmetry all on the command line"
+            notes = [*notes, f"A network that was rotated or rescaled may look independent here: {hint}."]
     if len(finished) > 1:
         best.changes, best.transform = {}, None
     return Provenance(relation, p_value, p_values, tuple(evidence), level, best.changes, best.transform, tuple(notes))
