@@ -3,7 +3,8 @@
 Three pairs per recipe: of six networks where that many are cheap to train, of three otherwise. Methods see training images
 alone, and have the same settings in every row; those of the scales were chosen after looking at test accuracy of two pairs
 of "vgg11" and two of "resnet20-short". Activations are compared on 10,000 images; statistics half way are estimated on
-50,000 augmented ones, as in REPAIR. Scales of networks without norms are those of their normalised twins.
+50,000 augmented ones, as in REPAIR. Scales of networks without norms are those of their normalised twins. Methods without
+data see synthetic images alone, made from the norms of the two networks or drawn.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ METHODS = {
     "l2+scales": "Sinkhorn L2, then scales",
     "synthetic": "activation matching on synthetic images (no data)",
     "synthetic+scales": "activation matching on synthetic images, then scales (no data)",
+    "drawn": "activation matching on drawn images (no data)",
+    "drawn+scales": "activation matching on drawn images, then scales (no data)",
 }
 PUBLISHED = {
     "vgg11": "84.9 (REPAIR)",
@@ -78,12 +81,15 @@ def measure_pair(config: dict[str, Any], target: nn.Module, source: nn.Module, d
     is_plain = not any(isinstance(module, nn.BatchNorm2d) for module in target.modules())
     has_scales = config["method"].endswith("+scales")
     begin = time.perf_counter()
+    is_free = config["method"].startswith(("synthetic", "drawn"))
+    if config["method"].startswith("synthetic"):
+        data = ob.synthetic_data([target, source], images.shape[1:], num_batches=16)
+    elif is_free:
+        data = ob.synthetic_images([target, source], images.shape[1:], num_batches=40, batch_size=BATCH)
     if has_scales:
-        target, source, symmetry = with_scales(target, source, images[:2], images.split(BATCH))
+        target, source, symmetry = with_scales(target, source, images[:2], [inputs for inputs, _ in data])
     else:
         symmetry = ob.symmetry(target, images[:2])
-    if config["method"].startswith("synthetic"):
-        data = ob.synthetic_data([target, source], images.shape[1:])
     moved = _align(config, source, target, symmetry, data)
     if device.startswith("cuda"):
         torch.cuda.synchronize()
@@ -97,7 +103,7 @@ def measure_pair(config: dict[str, Any], target: nn.Module, source: nn.Module, d
     for weight in (0.25, 0.5, 0.75):
         used = batches if weight == 0.5 else batches[:20]
         result[f"at {weight}"] = measure(_repaired(target, moved, weight, used, symmetry), *test)
-    if config["method"].startswith("synthetic"):
+    if is_free:
         made = [inputs for inputs, _ in data]
         result["half way, without data"] = measure(_repaired(target, moved, 0.5, made, symmetry), *test)
     if is_plain and not has_scales:
@@ -130,6 +136,7 @@ def _align(
         "l2-plain": {"method": "sinkhorn", "polish": False},
         "am": {"method": ob.ActivationMatching(num_batches=20), "data": shuffled},
         "synthetic": {"method": ob.ActivationMatching(), "data": shuffled},
+        "drawn": {"method": ob.ActivationMatching(num_batches=20), "data": shuffled},
     }[first]
     found = ob.align(source, to=target, symmetry=replace(symmetry, scales={}), **start)
     if not then:

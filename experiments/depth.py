@@ -28,6 +28,8 @@ METHODS = {
     "l2+scales": "Sinkhorn L2, then scales",
 }
 NUM_POINTS = 11
+PAIRS = ((0, 1), (1, 2), (2, 0))
+"""Seeds of the networks."""
 CRITERION = nn.functional.cross_entropy
 
 
@@ -37,9 +39,9 @@ def configs(quick: bool) -> list[dict[str, Any]]:
     scale = {"epochs": 1, "num_train": 500, "steps": 5} if quick else {"epochs": 20, "num_train": None, "steps": 200}
     methods = ("naive", "wm", "am+scales") if quick else METHODS
     return [
-        {"network": n, "pair": pair, "method": m, **scale}
+        {"network": n, "seeds": list(pair), "method": m, **scale}
         for n in networks
-        for pair in range(1 if quick else 3)
+        for pair in PAIRS[: 1 if quick else 3]
         for m in methods
     ]
 
@@ -47,7 +49,7 @@ def configs(quick: bool) -> list[dict[str, Any]]:
 def run(config: dict[str, Any], device: str) -> dict[str, Any]:
     """Align the second network to the first; the line between them on training and test data, plain and repaired."""
     training = (config["epochs"], device, config["num_train"])
-    target, source = (trained_network(config["network"], "CIFAR-10", 2 * config["pair"] + i, *training) for i in (0, 1))
+    target, source = (trained_network(config["network"], "CIFAR-10", seed, *training) for seed in config["seeds"])
     train, test = (load_images("CIFAR-10", split).to(device) for split in ("train", "test"))
     limit = config["num_train"] or 5000
     train, test = Data(train.x[:limit], train.y[:limit]), Data(test.x[: 2 * limit], test.y[: 2 * limit])

@@ -28,6 +28,8 @@ WIDTHS = (64, 128, 256, 512)
 METHODS = {
     "naive": "naive",
     "repair": "naive, re-calibrated (REPAIR)",
+    "auto": "the default, without data",
+    "auto-mid": "the default on Mid",
     "wm": "weight matching",
     "activation": "activation matching",
     "ste": "STE",
@@ -161,6 +163,8 @@ def move(pairs: Pairs, method: str, options: dict[str, Any]) -> Stack:
         polished = Pairs(**{**vars(pairs), "sources": moved})
         return _one_by_one(polished, {"method": "weight-matching", "init": pairs.symmetry.identity()})
     settings: dict[str, Any] = {
+        "auto": {},
+        "auto-mid": {"data": pairs.batches, "objective": ob.Midpoint(pairs.task.loss)},
         "wm": {"method": "weight-matching"},
         "activation": {"method": "activation-matching", "data": pairs.batches},
         "ste": {"method": "ste", "data": pairs.batches, "objective": ob.Midpoint(pairs.task.loss), **options},
