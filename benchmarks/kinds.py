@@ -4,7 +4,8 @@
 
 Each architecture of `benchmarks.coverage` of up to 30 million parameters is traced with ``kinds="all"``, as it is made:
 gains of norms are one. What is found is verified in float64 on random weights; a wrong symmetry would be an error here. Goes
-on after the architectures that the file has already.
+on after the architectures that the file has already. Every row names its commit. `python -m benchmarks.coverage_tables`
+puts what is found into the table of the documentation.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 import onebasin as ob
 from benchmarks.architectures import Architecture, NotMade
 from benchmarks.coverage import choose, make
+from benchmarks.measuring import append, find_commit
 from onebasin.symmetries.structure import BasisKind
 
 _MOST_PARAMETERS = 30_000_000
@@ -34,13 +36,13 @@ class _TooLong(BaseException):
 
 def measure(architecture: Architecture, seconds: int) -> dict[str, Any]:
     """What was found, or why nothing could be."""
-    record: dict[str, Any] = {"name": architecture.name}
+    record: dict[str, Any] = {"library": architecture.library, "name": architecture.name, "commit": find_commit()}
 
     def give_up(*_: Any) -> None:
         raise _TooLong
 
-    signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(seconds)
+    signal.signal(signal.SIGPROF, give_up)
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # of the processor, so that a busy machine does not count
     try:
         example = make(architecture)
         record["parameters"] = sum(p.numel() for p in example.model.parameters())
@@ -60,7 +62,7 @@ def measure(architecture: Architecture, seconds: int) -> dict[str, Any]:
     except ValueError as error:
         return {**record, "error": str(error)[:300]}
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def summarise(records: list[dict[str, Any]]) -> list[str]:
@@ -85,18 +87,17 @@ def main() -> None:
     """Measure what the file does not have, and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=".", metavar="PATTERN", help="architectures whose names match (all)")
-    parser.add_argument("--seconds", type=int, default=60, help="the most that one may take (60)")
+    parser.add_argument("--seconds", type=int, default=100, help="of the processor, the most that one may take (100)")
     parser.add_argument("--out", type=Path, default=Path("results/symmetries/kinds.jsonl"), help="the records")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     records = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.is_file() else []
-    done = {record["name"] for record in records}
+    done = {(record["library"], record["name"]) for record in records}
     for architecture in choose(options.only):
-        if architecture.name not in done:
+        if (architecture.library, architecture.name) not in done:
             records.append(measure(architecture, options.seconds))
-            with options.out.open("a") as file:
-                file.write(json.dumps(records[-1]) + "\n")
+            append(options.out, records[-1])
     print("\n".join(summarise(records)))
 
 
