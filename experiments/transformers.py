@@ -140,10 +140,7 @@ def _restrict(
     source: nn.Module, target: nn.Module, inputs: Tensor, kinds: set[str]
 ) -> tuple[nn.Module, nn.Module, ob.Symmetry]:
     """Both networks in canonical form, and their symmetry with bases of some kinds alone."""
-    forms = []
-    for model in (source, target):
-        forms.append(copy.deepcopy(model))
-        forms[-1].load_state_dict(ob.canonical(model, inputs).state)
+    forms = [ob.canonical(model, inputs).model for model in (source, target)]
     symmetry = ob.symmetry(forms[1], inputs, kinds="all")
     bases = {name: basis for name, basis in symmetry.bases.items() if basis.kind in kinds}
     return forms[0], forms[1], replace(symmetry, bases=bases, scales={})

@@ -86,6 +86,7 @@ ported = ob.port(b, base=a, to=b, example_inputs=x, scale=[0.5, 1.0], evaluate=e
 tuned: Net = ported.model
 inner: Net = ported.alignment.model
 form = ob.canonical(a, x)
+folded: Net = form.model
 canonical: dict[str, Any] = form.state
 mean = ob.interpolate([a, b], [0.5, 0.5])
 a.load_state_dict(mean)

@@ -28,11 +28,12 @@ def changed(model: nn.Module, share: float = 0.3) -> nn.Module:
 
 
 def moved(model: nn.Module, inputs: Tensor = X, kinds: str = "permutation", seed: int = 1) -> nn.Module:
-    generator, result = torch.Generator().manual_seed(seed), copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
     if kinds == "permutation":
+        result = copy.deepcopy(model)
         result.load_state_dict(ob.symmetry(model, inputs).random(generator).apply(model))
         return result
-    result.load_state_dict(ob.canonical(model, inputs).state)
+    result = ob.canonical(model, inputs).model
     symmetry = ob.symmetry(result, inputs, kinds=kinds)  # type: ignore[arg-type]
     result.load_state_dict(ob.Transform.random(symmetry, generator).apply(result))
     return result

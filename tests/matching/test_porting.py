@@ -62,8 +62,7 @@ def test_changes_of_basis_carry_it_too():
     torch.manual_seed(0)
     x = torch.randn(2, 4, 3, dtype=torch.float64)
     old = with_gains(Model([Attention(), MLP()], [nn.LayerNorm(D) for _ in range(3)])).eval().double()
-    form = copy.deepcopy(old)
-    form.load_state_dict(ob.canonical(old, x).state)
+    form = ob.canonical(old, x).model
     transform = ob.Transform.random(ob.symmetry(form, x, kinds="all"), torch.Generator().manual_seed(2))
     new = copy.deepcopy(form)
     new.load_state_dict(transform.apply(form))

@@ -8,9 +8,10 @@ Where a layer norm subtracts the mean over units, what writes these units gets t
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,30 +29,49 @@ from onebasin.torch_internals import tree_map
 from onebasin.tracing import symmetry as trace
 
 _TOLERANCE = 1e-9
+Network = TypeVar("Network", bound=nn.Module)
 
 
 @dataclass(frozen=True)
-class CanonicalForm:
+class CanonicalForm(Generic[Network]):
     """What `canonical` made of a model.
 
     Attributes:
-        state: of the same architecture, computing the same function.
+        model: a copy that computes the same function, its gains folded and its tensors centred.
         folded: the gains that are one now.
         left: for every other gain the reason why it is not.
         fold: what was done, to carry a LoRA or a task vector of the model along; None if that is more than positive scales:
             a gain was negative, or the model was balanced. Means need not be subtracted from such a difference.
         centred: the tensors from which the mean over units was subtracted, because nothing reads it.
         uncentred: for other tensors that write units of a layer norm the reason why it was not.
-        untied: keys that were one tensor with another key and have a tensor of their own in `state`, if that was asked for.
+        untied: keys that were one tensor with another key and have a tensor of their own in `model`, if that was asked for.
     """
 
-    state: StateDict
+    model: Network
     folded: tuple[str, ...]
     left: Mapping[str, str]
     fold: Transform | None = None
     centred: tuple[str, ...] = ()
     uncentred: Mapping[str, str] = field(default_factory=dict)
     untied: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def state(self) -> StateDict:
+        """The state of `model`."""
+        return read_state_dict(self.model)
+
+    @property
+    def notes(self) -> list[str]:
+        """What was done, and what could not be and why, in sentences."""
+        notes = []
+        if self.folded:
+            notes.append(f"{len(self.folded)} gains of norms were folded into the layers around them.")
+        if self.centred:
+            notes.append(f"The mean over units, which nothing reads, was subtracted from {len(self.centred)} tensors.")
+        notes += [f"{key} has a tensor of its own now: it is tied to no other." for key in self.untied]
+        notes += [f"The gain {key} stays, and what it multiplies is not mixed: {why}." for key, why in self.left.items()]
+        notes += [f"{key} keeps the mean over its units: {why}." for key, why in self.uncentred.items()]
+        return notes
 
     def __repr__(self) -> str:
         stays = {**self.left, **self.uncentred}
@@ -60,8 +80,8 @@ class CanonicalForm:
 
 
 def canonical(
-    model: nn.Module, example_inputs: Any, symmetry: Symmetry | None = None, balanced: bool = False, untie: bool = False
-) -> CanonicalForm:
+    model: Network, example_inputs: Any, symmetry: Symmetry | None = None, balanced: bool = False, untie: bool = False
+) -> CanonicalForm[Network]:
     """Fold the gains of norms into the layers around them, so that `onebasin.symmetry` finds changes of basis.
 
     Networks that differ in a constant that all units of a layer norm share become equal: the mean over units is subtracted
@@ -73,9 +93,9 @@ def canonical(
         symmetry: of this model, with ``kinds="all"``, if it was traced before.
         balanced: also choose the scales of units, and the bases of heads, that make the parameters smallest: the sums of
             squares of what makes a unit and of what reads it are then the same.
-        untie: give a head that is tied to the embedding a tensor of its own if a gain can be folded into it only then. The
-            state is for a module in which they are two parameters: `CanonicalForm.untied` names them. Loaded into the tied
-            module, it would compute something else.
+        untie: give a head that is tied to the embedding a tensor of its own if a gain can be folded into it only then. In
+            `CanonicalForm.model` they are two parameters, which `CanonicalForm.untied` names. Loaded into the tied module,
+            its state would compute something else.
 
     Raises:
         ValueError: if the model cannot be traced.
@@ -116,22 +136,22 @@ def canonical(
     narrow = {key: value if state[key] is start[key] else state[key].to(value.dtype) for key, value in given.items()}
     is_positive = not balanced and all(bool((start[key] > 0).all()) for key in folded)
     fold = Transform(symmetry.identity(), logarithms) if is_positive else None
-    return CanonicalForm(
-        _tie(symmetry, StateDict(narrow)), tuple(folded), left, fold, centred, uncentred, untied.keys if untie else ()
-    )
+    result = copy.deepcopy(model)
+    result.load_state_dict(_tie(symmetry, StateDict(narrow)))
+    return CanonicalForm(result, tuple(folded), left, fold, centred, uncentred, untied.keys if untie else ())
 
 
 @dataclass(frozen=True)
-class _Untied:
+class _Untied(Generic[Network]):
     """A model in which tied tensors that hinder a fold are two, its symmetry, their keys, and why gains cannot be folded."""
 
-    model: nn.Module
+    model: Network
     symmetry: Symmetry
     keys: tuple[str, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
 
 
-def _untie(model: nn.Module, symmetry: Symmetry, example_inputs: Any) -> _Untied:
+def _untie(model: Network, symmetry: Symmetry, example_inputs: Any) -> _Untied[Network]:
     """A copy with parameters of their own for tied keys, if that frees a gain; else the model itself."""
     state = read_state_dict(model)
     wanted = (key for key in symmetry.gains if not bool((state[key] == 1).all()))
@@ -206,17 +226,9 @@ def canonicalise(
     example_inputs = find_example(example_inputs, data)
     if example_inputs is None or not all(isinstance(model, nn.Module) for model in models):
         raise ValueError("changes of basis need the networks: give modules, and example_inputs= or data= to trace them with")
-    copies, notes = [], {}
-    for model in models:
-        form = canonical(model, example_inputs)
-        copies.append(copy.deepcopy(model))
-        copies[-1].load_state_dict(form.state)
-        if form.folded:
-            notes[f"{len(form.folded)} gains of norms were folded into the layers around them."] = None
-        if form.centred:
-            notes[f"The mean over units, which nothing reads, was subtracted from {len(form.centred)} tensors."] = None
-        for key, reason in form.left.items():
-            notes[f"The gain {key} stays, and what it multiplies is not mixed: {reason}."] = None
+    forms = [canonical(model, example_inputs) for model in models]
+    copies = [form.model for form in forms]
+    notes = dict.fromkeys(note for form in forms for note in form.notes)
     # A gain that stays in any of the models stands in the way for all.
     found = [trace(each, example_inputs, kinds="all") for each in copies]
     shared = frozenset.intersection(*(frozenset(each.fixed) for each in found))

@@ -82,8 +82,7 @@ def _trace_canonical(
     else:
         model = architecture.build()
     form = ob.canonical(model, architecture.example_inputs)
-    model.load_state_dict(form.state)
-    symmetry = architecture.symmetry(check, "all", model)
+    symmetry = architecture.symmetry(check, "all", form.model)
     notes = [f"{len(form.folded)} gains of norms were folded"] if form.folded else []
     notes += [f"the gain {key} stays: {reason}" for key, reason in form.left.items()]
     if symmetry.fixed and weights is None:
