@@ -1,4 +1,4 @@
-"""Draw the pictures at the end of docs/gallery.md from real runs on the embedded digits, and write the numbers down.
+"""Draw the pictures of the pages from real runs on the embedded digits, and write the numbers down.
 
 python -m docs.make_gallery [NAME ...]
 
@@ -6,6 +6,8 @@ All of them take about a minute on one core. Numbers, seeds, commit and versions
 """
 
 import argparse
+import copy
+import functools
 import json
 import os
 import subprocess
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 
 import onebasin as ob
 from benchmarks.digits import VisionTransformer
+from docs import draw_symmetries
 from onebasin.cli.digits_demo import make_mlp, train
 from onebasin.datasets import digits
 from onebasin.plots import plot_history, plot_paths, plot_permutation
@@ -90,29 +93,41 @@ def draw_lines() -> Numbers:
 
 
 def draw_plans() -> Numbers:
-    """The plan of the first hidden layer on its way to a permutation."""
+    """A descent step by step: the plan of the first hidden layer, and the line to B with the permutation it hardens to."""
     a, b = train_networks(make_mlp, range(2))
     symmetry = ob.symmetry(a, IMAGES[:2])
     net, objective = ob.RebasinNet(b, symmetry), ob.WeightDistance().bind(a)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.2)
     group, target = next(iter(symmetry.groups)), dict(a.state_dict())
-    shown = (0, 5, 15, 40)
-    figure = Figure(figsize=(9, 2.2), layout="constrained")
-    axes = figure.subplots(1, len(shown) + 1)
-    masses = {}
+    shown = (0, 3, 5, 15, 40)
+    figure = Figure(figsize=(9, 3.9), layout="constrained")
+    plans, lines = figure.subplots(2, len(shown), sharey="row")
+    masses, paths = {}, {}
     for step in range(shown[-1] + 1):
         if step in shown:
-            plan = net.plans()[group].detach()
-            masses[f"step {step}"] = round(float(plan.amax(1).mean()), 3)
-            plot_permutation(plan, axes[shown.index(step)]).set_title(f"step {step}", fontsize=10)
+            name, plan, column = f"step {step}", net.plans()[group].detach(), shown.index(step)
+            masses[name] = round(float(plan.amax(1).mean()), 3)
+            plot_permutation(plan, plans[column]).set(title=name, xlabel="", ylabel="", xticks=[], yticks=[])
+            paths[name] = ob.linear_path(a, harden(net, b), evaluate)
+            plot_paths({name: paths[name]}, lines[column]).set(xlabel="", ylabel="")
         optimizer.zero_grad()
         objective(net(), target).backward()
         optimizer.step()
-    plot_permutation(net.permutation()[group], axes[-1]).set_title("hardened", fontsize=10)
-    for panel in axes:
-        panel.set(xlabel="", ylabel="")
+    for axes, path in zip(lines, paths.values(), strict=True):
+        axes.get_legend().remove()
+        axes.set_xticks([0, 1], ["A", "B"])
+        axes.set_title(f"barrier {path.barrier:.2f}", fontsize=10)
+    plans[0].set_ylabel("plan of a layer", labelpad=6)
+    lines[0].set_ylabel("loss, hardened")
     save(figure, "plans")
-    return {"mean of the largest entry in a row": masses}
+    return {"mean of the largest entry in a row": masses, **describe(paths)}
+
+
+def harden(net: ob.RebasinNet, model: nn.Module) -> nn.Module:
+    """The model, permuted by what the network's plans harden to."""
+    permuted = copy.deepcopy(model)
+    permuted.load_state_dict(net.permutation().apply(model))
+    return permuted
 
 
 def draw_descent() -> Numbers:
@@ -177,7 +192,15 @@ def flat_sources(permutation: ob.Permutation, group: ob.Group) -> Tensor:
     return permutation.move(torch.arange(whole.size), (whole,))
 
 
+def draw_symmetry(name: str) -> Numbers:
+    """What an element of a symmetry does to two matrices."""
+    figure, numbers = draw_symmetries.DRAWINGS[name]()
+    save(figure, name)
+    return numbers
+
+
 PICTURES: dict[str, Callable[[], Numbers]] = {
+    **{name: functools.partial(draw_symmetry, name) for name in draw_symmetries.DRAWINGS},
     "lines": draw_lines,
     "plans": draw_plans,
     "descent": draw_descent,
