@@ -1,6 +1,7 @@
 # Every target works on a bare machine with Python 3.11 and nothing else: it makes .venv if that is missing.
 PYTHON ?= python3
 PY := .venv/bin/python
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: install demo test check bench pages docs wheel-check coverage avalanche mergekit clean
@@ -35,10 +36,11 @@ pages: install
 	$(PY) -m docs.run_page docs/tutorial.md docs/gallery.md docs/coming-from.md docs/howto/*.md
 	$(PY) -m docs.make_gallery
 
-# The site, in build/site. A venv of its own, so that the tests do not need Sphinx.
+# The site of this version, in build/site/VERSION. A venv of its own, so that the tests do not need Sphinx.
 docs: .venv-docs/installed
 	rm -rf build/site
-	.venv-docs/bin/python -m sphinx --fail-on-warning --keep-going --quiet --fresh-env --doctree-dir build/doctrees docs build/site
+	.venv-docs/bin/python -m sphinx --fail-on-warning --keep-going --quiet --fresh-env --doctree-dir build/doctrees docs build/site/$(VERSION)
+	.venv-docs/bin/python docs/list_versions.py build/site
 	@echo "the site: build/site/index.html"
 
 .venv-docs/installed: pyproject.toml constraints.txt

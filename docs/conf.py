@@ -62,10 +62,18 @@ copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True
 
 html_theme = "furo"
-html_title = f"onebasin {version}"
+html_title = "onebasin"
 html_static_path = ["site"]
 html_css_files = ["site.css"]
-html_baseurl = "https://onebasin.github.io/onebasin/"
+html_js_files = ["versions.js"]
+templates_path = ["templates"]
+html_sidebars = {
+    "**": [
+        *("sidebar/brand.html", "versions.html", "sidebar/search.html"),
+        *("sidebar/scroll-start.html", "sidebar/navigation.html", "sidebar/scroll-end.html"),
+    ]
+}
+html_baseurl = f"https://onebasin.github.io/onebasin/{version}/"
 html_theme_options = {
     "footer_icons": [{"name": "GitHub", "url": "https://github.com/onebasin/onebasin", "html": "GitHub", "class": ""}],
     "light_css_variables": {"color-brand-primary": "#1f5fa8", "color-brand-content": "#1f5fa8"},

@@ -71,6 +71,25 @@ def test_a_page_is_filled_with_what_its_code_prints(tmp_path):
     assert run_page(page) == page.read_text().replace("old", "42")
 
 
+def test_versions_of_the_site_are_listed_newest_first(tmp_path):
+    list_versions = runpy.run_path(str(DOCS / "list_versions.py"))["list_versions"]
+    for name in ("0.9.0", "0.10.1", "1.0.0rc1", "_static"):
+        (tmp_path / name).mkdir()
+    list_versions(tmp_path)
+    listed = json.loads((tmp_path / "versions.json").read_text())
+    assert listed == {"latest": "0.10.1", "versions": ["1.0.0rc1", "0.10.1", "0.9.0"]}
+    (tmp_path / "1.0.0").mkdir()
+    list_versions(tmp_path)
+    listed = json.loads((tmp_path / "versions.json").read_text())
+    assert listed == {"latest": "1.0.0", "versions": ["1.0.0", "1.0.0rc1", "0.10.1", "0.9.0"]}
+    assert 'url=1.0.0/index.html"' in (tmp_path / "index.html").read_text()
+
+
+def test_a_site_without_a_version_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"such as 1\.0\.0"):
+        runpy.run_path(str(DOCS / "list_versions.py"))["list_versions"](tmp_path)
+
+
 @pytest.mark.parametrize("name", NOTEBOOKS["PAGES"])
 def test_a_notebook_has_the_code_of_its_page(name):
     page = DOCS / f"{name}.md"
