@@ -4,7 +4,7 @@ PY := .venv/bin/python
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: install demo test check bench pages docs wheel-check coverage avalanche mergekit clean
+.PHONY: install demo test check bench pages notebooks docs wheel-check coverage avalanche mergekit clean
 
 install: .venv/installed
 
@@ -36,6 +36,10 @@ pages: install
 	$(PY) -m docs.run_page docs/tutorial.md docs/gallery.md docs/coming-from.md docs/howto/*.md
 	$(PY) -m docs.make_gallery
 
+# Three pages as Jupyter notebooks in build/notebooks, each run top to bottom in a kernel within two minutes.
+notebooks: .venv-docs/installed
+	.venv-docs/bin/python -m docs.make_notebooks build/notebooks --run
+
 # The site of this version, in build/site/VERSION. A venv of its own, so that the tests do not need Sphinx.
 docs: .venv-docs/installed
 	rm -rf build/site
@@ -46,7 +50,7 @@ docs: .venv-docs/installed
 .venv-docs/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-docs
 	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cli,docs]'
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cli,hf,docs]'
 	touch $@
 
 # The wheel, installed with each extra alone in an environment of its own: make wheel-check PYTHON=python3.12 EXTRAS="base cli" TORCH=2.11.0

@@ -46,7 +46,7 @@ NAVIGATION = {
 project = "onebasin"
 author = copyright = "The onebasin developers"
 version = release = metadata.version("onebasin")
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["api.md"]
 
 myst_heading_anchors = 4

@@ -1,16 +1,21 @@
 """Make Jupyter notebooks of pages: the same text, the same code in the same order, which the tests run.
 
-python -m docs.make_notebooks FOLDER
+python -m docs.make_notebooks FOLDER [--run]
+
+With ``--run``, which ``make notebooks`` gives, each runs top to bottom in a Jupyter kernel and keeps its outputs. One that
+fails or takes more than two minutes is an error.
 """
 
 import argparse
 import json
 import re
+import time
 from pathlib import Path
 
 DOCS = Path(__file__).parent
 PAGES = ("tutorial", "transformers", "howto/custom-objectives")
 """Merge two networks; a pair of transformers; an objective of one's own."""
+MAX_SECONDS = 120
 REPOSITORY = "https://github.com/onebasin/onebasin/blob/main"
 _BLOCK = re.compile(r"```python\n(.*?)```\n+(?:```text\n.*?```\n)?", flags=re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:|#)([^)\s]+)\)")
@@ -59,11 +64,29 @@ def write_notebooks(folder: Path) -> list[Path]:
     return files
 
 
+def run_notebook(file: Path) -> float:
+    """Run a notebook in its folder, write it again with its outputs, and return the seconds that it took."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(file, as_version=4)
+    begin = time.perf_counter()
+    NotebookClient(notebook, timeout=MAX_SECONDS, resources={"metadata": {"path": str(file.parent)}}).execute()
+    nbformat.write(notebook, file)
+    return time.perf_counter() - begin
+
+
 def main() -> None:
     """Write them into the folder that is named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    print(*write_notebooks(parser.parse_args().folder), sep="\n")
+    parser.add_argument("--run", action="store_true", help="run them; needs nbclient and ipykernel")
+    options = parser.parse_args()
+    for file in write_notebooks(options.folder):
+        seconds = run_notebook(file) if options.run else 0.0
+        print(f"{file}: {seconds:.0f} s" if options.run else file, flush=True)
+        if seconds > MAX_SECONDS:
+            raise SystemExit(f"{file} took more than {MAX_SECONDS} s")
 
 
 if __name__ == "__main__":
