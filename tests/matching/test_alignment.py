@@ -225,7 +225,7 @@ def test_state_dicts_serve_where_no_network_is_run():
         (lambda a: a["to"][0].weight.data.fill_(float("nan")), "'0.weight' of the model to align to holds NaN"),
         (lambda a: a.update(to=a["to"].to("meta")), "meta device"),
         (lambda a: a.update(method="magic"), "method must be one of"),
-        (lambda a: a.update(init="magic"), "init must be a Permutation or one of"),
+        (lambda a: a.update(init="magic"), "init must be a Permutation, a Transform or one of"),
         (lambda a: a.update(example_inputs=None), "give example_inputs="),
         (lambda a: a.update(method="activation-matching"), "needs modules, and data="),
         (lambda a: a.update(objective=ob.Midpoint(nn.functional.cross_entropy)), "Midpoint needs data"),

@@ -71,7 +71,7 @@ def test_each_model_starts_where_it_is_told(reference):
 def test_there_is_one_start_for_each_model(starts):
     with pytest.raises(ValueError, match=f"2 models are aligned to the first, and init has {len(starts)} starts"):
         ob.merge([mlp(seed) for seed in range(3)], X, init=starts)
-    with pytest.raises(ValueError, match="init must be a Permutation or one of"):
+    with pytest.raises(ValueError, match="init must be a Permutation, a Transform or one of"):
         ob.merge([mlp(seed) for seed in range(3)], X, init=["sinkhorn", "magic"])
 
 

@@ -23,6 +23,7 @@ from onebasin.landscape.batches import check_data, take_example
 from onebasin.landscape.evaluation import LOSSES
 from onebasin.matching.methods import METHODS, make_method
 from onebasin.matching.recommendation import AUTO
+from onebasin.symmetries.transform import load_element
 from onebasin.torch_internals import tree_map
 from onebasin.tracing import Kinds
 
@@ -179,7 +180,7 @@ def read_alignment_options(
         loss: by name.
         settings: options of the method, as NAME=VALUE.
         device: where to compute.
-        init: names of methods, or files with permutations; one, or one for each model that is moved.
+        init: names of methods, or files with permutations or transforms; one, or one for each model that is moved.
         **arguments: of `onebasin.align`, as they are.
 
     Raises:
@@ -227,17 +228,17 @@ def _read_objective(name: str | None, loss: Any) -> ob.Objective | None:
     return ob.Midpoint(loss) if name == "midpoint" else ob.RandomPoint(loss)
 
 
-def _pass_starts(starts: Sequence[str | ob.Permutation]) -> dict[str, Any]:
+def _pass_starts(starts: Sequence[str | ob.Permutation | ob.Transform]) -> dict[str, Any]:
     """The argument of `onebasin.align` or, for several starts, of `onebasin.merge`."""
     return {} if not starts else {"init": starts[0] if len(starts) == 1 else list(starts)}
 
 
-def _read_init(text: str) -> str | ob.Permutation:
+def _read_init(text: str) -> str | ob.Permutation | ob.Transform:
     if text in METHODS:
         return text
     if not Path(text).exists():
         raise ValueError(f"--init {text!r} is neither a file nor one of {', '.join(METHODS)}")
-    return ob.Permutation.load(text)
+    return load_element(text)
 
 
 def check_device(name: str) -> None:

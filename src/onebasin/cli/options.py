@@ -65,13 +65,15 @@ Objective = Annotated[
 ]  # fmt: skip
 Init = Annotated[
     str | None,
-    _method("--init", metavar="METHOD|FILE", help="Start from the result of a method, or from a saved permutation."),
+    _method(
+        "--init", metavar="METHOD|FILE", help="Start from the result of a method, or from a saved permutation or transform."
+    ),
 ]
 Inits = Annotated[
     list[str] | None,
     _method("--init", metavar="METHOD|FILE",
-            help="Start from the result of a method, or from a saved permutation: once for all models, or once for each but "
-            "A, in their order."),
+            help="Start from the result of a method, or from a saved permutation or transform: once for all models, or once "
+            "for each but A, in their order."),
 ]  # fmt: skip
 Groups = Annotated[
     list[str] | None,

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, Unpack, cast
 
-import torch
 from torch import Tensor, nn
 
 from onebasin.landscape.batches import find_example
 from onebasin.matching.canonical_form import canonicalise
-from onebasin.matching.checks import check_call, check_models, find_symmetry
-from onebasin.matching.copies import find_copy
-from onebasin.matching.methods import Match, Method, MethodName, MethodOptions
-from onebasin.matching.methods.weight_matching import sweep
-from onebasin.matching.problem import Entry, Problem, make_problem
+from onebasin.matching.checks import check_call, check_models, find_symmetry, fit_start
+from onebasin.matching.methods import Method, MethodName, MethodOptions
+from onebasin.matching.problem import Entry, make_problem
 from onebasin.matching.recommendation import AUTO, recommend
-from onebasin.matching.scaling import Learned, Scaling, learn_transform
+from onebasin.matching.scaling import Learned, Scaling
+from onebasin.matching.search import COPY_DETECTION, Search
 from onebasin.matching.widening import is_narrower, widen
 from onebasin.plots.tables import html_table
 from onebasin.relaxation.objectives import Function, Objective
@@ -30,8 +28,6 @@ from onebasin.tensors.seeding import seeded
 from onebasin.tensors.states import M, read_state
 from onebasin.tracing import Kinds
 
-COPY_DETECTION = "copy detection"
-"""The method of an alignment whose model is a permuted copy of the target."""
 WIDENED = "The model was widened to the target's size: what the target has more of are units that do nothing in it."
 """A note of an alignment."""
 _WANTED = {"positive": "positive scales", "all": "positive scales or changes of basis"}
@@ -121,7 +117,7 @@ def align(
     method: MethodName | Literal["auto"] | Method = AUTO,
     objective: Objective | Function | None = None,
     data: Iterable[Any] | None = None,
-    init: Permutation | MethodName | Method | None = None,
+    init: Permutation | Transform | MethodName | Method | None = None,
     groups: Iterable[str] | str | None = None,
     kinds: Kinds = "permutation",
     scaling: Scaling | None = None,
@@ -150,7 +146,8 @@ def align(
         data: an iterable of (inputs, target) batches that can be read more than once, such as a list or a loader, or a pair
             of tensors. An objective that uses no data does not see it. Hard permutations are compared on the first few
             batches, which are read once.
-        init: start from this permutation, or from what another method finds; the result costs no more than that.
+        init: start from this permutation, this transform (of both models in canonical form, if it has changes of basis), or
+            from what another method finds; the result costs no more than that.
         groups: decide only the groups whose names match one of these (shell patterns); the others stay as they are.
         kinds: what to find besides permutations if no `symmetry` is given; see `onebasin.symmetry`. The positive scales of a
             symmetry are learned on the objective after the permutation.
@@ -168,6 +165,7 @@ def align(
         ValueError: before any work is done, if the two do not fit, hold NaN, or something is missing or out of range.
         TypeError: likewise, for an option that the method does not have, or data that is no data.
 
+    >>> import torch
     >>> import onebasin as ob
     >>> mlp = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     >>> x = torch.zeros(1, 4)
@@ -196,12 +194,12 @@ def align(
     symmetry = find_symmetry([model, to], example_inputs, symmetry, call.data, kinds)
     for each in (model, to) if symmetry.bases else ():
         check_fixed(symmetry, read_state(each))
-    chosen = symmetry.restrict(call.groups)
+    chosen, start = symmetry.restrict(call.groups), fit_start(call.init, symmetry)
     methods, prepared = (call.method,), list(notes)
     if call.method is None:
         goal = None if objective is None else call.objective
         has_data = call.data is not None and isinstance(model, nn.Module)
-        advice = recommend(chosen, read_state(model), read_state(to), goal, has_data, is_started=call.init is not None)
+        advice = recommend(chosen, read_state(model), read_state(to), goal, has_data, is_started=start is not None)
         methods, notes = advice.methods, [*notes, str(advice)]
     elif method == AUTO:
         notes += [f"{call.method.name} was chosen: the options are for it."]
@@ -213,47 +211,44 @@ def align(
         if callback is not None:
             callback(entry)
 
-    lazily = named.reads_lazily and not call.objective.uses_data and (call.init is None or _reads_lazily(call.init))
+    lazily = named.reads_lazily and not call.objective.uses_data and (start is None or _reads_lazily(start))
     with show_progress(progress) as show, seeded(seed, read_state(to).device):
         problem = make_problem(model, to, chosen, call.objective, call.data, lazily)
         problem = replace(problem, seed=seed, report=report, progress=show)
         start_cost = problem.cost(chosen.identity())
-        search = _Pipeline(problem, symmetry, named, polish)
+        search = Search(problem, symmetry, named, polish)
         found = search.find_copy() if detect_copy and not named.resumes else None
         if found is not None:
-            by, notes = COPY_DETECTION, [*prepared, "The model is a permuted copy of the target: no method was run."]
+            by, learned = COPY_DETECTION, Learned({}, {}, found.cost)
+            notes = [*prepared, "The model is a permuted copy of the target: no method was run."]
         else:
-            by, found = named.name, search.find(call.init, restarts)
+            by, found = named.name, search.find(start, restarts)
             for each in later:
-                before = found.cost
-                found = replace(search, method=each).find(found.permutation, restarts=0)
+                before = found
+                found = replace(search, method=each).find(before.compose(before.learn(Scaling(steps=0))), restarts=0)
                 by += f", {each.name}"
-                notes += [f"{each.name} {_describe_change(before, found.cost)}."]
-        learned = Learned({}, {}, found.cost)
-        if (chosen.scales or chosen.bases) and by != COPY_DETECTION:
-            before = found.cost
-            learned = _learn_transform(problem, found, scaling or Scaling())
-            found = replace(found, cost=learned.cost)
+                notes += [f"{each.name} {_describe_change(before.cost, found.cost)}."]
+            learned = found.learn(scaling or Scaling())
             what = " and ".join(["Positive scales"] * bool(chosen.scales) + ["Changes of basis"] * bool(chosen.bases))
-            notes += [f"{what.capitalize()} {_describe_change(before, found.cost)}."]
-        elif kinds != "permutation" and by != COPY_DETECTION:
-            notes += [f"There are no {_WANTED[kinds]} in this symmetry."]
-    scales, matrices = learned.logarithms, learned.matrices
+            if what:
+                notes += [f"{what.capitalize()} {_describe_change(found.match.cost, learned.cost)}."]
+            elif kinds != "permutation":
+                notes += [f"There are no {_WANTED[kinds]} in this symmetry."]
+    element = found.compose(learned)
+    whole = element if isinstance(element, Transform) else Transform(element, {})
     return Alignment(
-        model=transform_model(
-            model, Transform(found.permutation, scales, matrices) if scales or matrices else found.permutation
-        ),
-        permutation=found.permutation,
-        cost=found.cost,
+        model=transform_model(model, element),
+        permutation=whole.permutation,
+        cost=learned.cost,
         start_cost=start_cost,
         history=history,
-        converged=found.converged,
+        converged=found.match.converged,
         seconds=time.perf_counter() - begin,
         method=by,
         notes=tuple(notes),
-        logits=found.logits,
-        scales=scales,
-        matrices=matrices,
+        logits=found.match.logits,
+        scales=whole.logarithms,
+        matrices=whole.matrices,
         target=to,
     )
 
@@ -262,96 +257,8 @@ def _describe_change(before: float, after: float) -> str:
     return f"lowered the cost from {before:.6g} to {after:.6g}" if after < before else f"left the cost at {after:.6g}"
 
 
-def _learn_transform(problem: Problem, found: Match, options: Scaling) -> Learned:
-    indices = {name: found.permutation[name] for name in problem.symmetry.groups}
-    moved = problem.starting_from(Permutation(problem.symmetry, indices, check=False))
-    quiet = replace(moved, report=lambda entry: problem.report({**entry, "by": "scales"}))
-    start = Transform(moved.symmetry.identity(), found.logarithms, found.matrices)
-    return learn_transform(quiet, options, start)
-
-
-def _reads_lazily(init: Permutation | Method) -> bool:
+def _reads_lazily(init: Permutation | Transform | Method) -> bool:
     return init.reads_lazily if isinstance(init, Method) else True
-
-
-@dataclass(frozen=True)
-class _Pipeline:
-    """A copy, or the best of several attempts by a method.
-
-    Attributes:
-        problem: of the groups to decide.
-        symmetry: with all groups.
-        method: by which to search.
-        polish: see `align`.
-    """
-
-    problem: Problem
-    symmetry: Symmetry
-    method: Method
-    polish: bool | None
-
-    def find_copy(self) -> Match | None:
-        """The permutation that makes both models equal, if there is one and the objective uses no data."""
-        problem = self.problem
-        if problem.objective.uses_data or not problem.symmetry.groups or (copied := find_copy(problem)) is None:
-            return None
-        cost = problem.cost_of_copy(copied)
-        problem.report({"step": 0, "hard": cost, "best": cost, "by": COPY_DETECTION})
-        return Match(self._embed(copied), cost, converged=True)
-
-    def find(self, init: Permutation | Method | None, restarts: int) -> Match:
-        """The best match; its permutation is of all groups."""
-        problem, groups = self.problem, self.problem.symmetry
-        if not groups.groups:
-            return Match(self.symmetry.identity(), problem.cost(groups.identity()), converged=True)
-        self.method.check(problem)
-        best: Match | None = None
-        for attempt, start in enumerate(self._starts(init, restarts)):
-            moved = replace(problem.starting_from(start), seed=problem.seed + attempt)
-            with seeded(moved.seed, problem.device):
-                found = self._solve(moved, self.method)
-            if attempt == 0 and init is not None and found.cost > (cost := moved.cost(groups.identity())):
-                # A method that looks at something else than the objective may end higher: then the start is the answer.
-                found = replace(found, permutation=groups.identity(), cost=cost)
-            if best is None or found.cost < best.cost:
-                best = replace(found, permutation=self._embed(found.permutation) @ start)
-            if found.cost <= problem.objective.floor:
-                break
-        assert best is not None
-        return best
-
-    def _starts(self, init: Permutation | Method | None, restarts: int) -> Iterator[Permutation]:
-        first = self.symmetry.identity()
-        if isinstance(init, Permutation):
-            if init.symmetry.groups != self.symmetry.groups:
-                raise ValueError("the permutation given as init belongs to another symmetry: its groups differ")
-            first = init
-        elif init is not None:
-            first = self._embed(self._solve(self.problem, init).permutation)
-        yield first
-        generator = torch.Generator().manual_seed(self.problem.seed)
-        for _ in range(restarts):
-            yield Permutation(self.symmetry, {**first.indices, **self.problem.symmetry.random(generator).indices})
-
-    def _embed(self, permutation: Permutation) -> Permutation:
-        """A permutation of some groups as one of all groups."""
-        return Permutation(self.symmetry, {**self.symmetry.identity_indices, **permutation.indices}, check=False)
-
-    def _solve(self, problem: Problem, method: Method) -> Match:
-        """What a method finds, polished if that is wanted."""
-        found = method.match(replace(problem, report=lambda entry: problem.report({**entry, "by": method.name})))
-        wanted = method.is_polished and not problem.objective.uses_data if self.polish is None else self.polish
-        if not wanted or found.cost <= problem.objective.floor:
-            return found
-        quiet = replace(problem, report=lambda entry: problem.report({**entry, "by": "polish"}))
-        # The sweeps from the identity are weight matching: the result costs no more than it.
-        for candidate in (found.permutation, *found.alternatives, problem.symmetry.identity()):
-            permutation, _ = sweep(quiet, candidate)
-            cost = problem.cost(permutation)
-            if cost < found.cost:
-                found = replace(found, permutation=permutation, cost=cost)
-            problem.report({"polish": cost, "best": found.cost, "by": "polish"})
-        return found
 
 
 def transform_model(model: M, transform: Permutation | Transform) -> M:

@@ -14,7 +14,7 @@ from onebasin.matching.methods.base import check_choice, check_count, check_flag
 from onebasin.matching.recommendation import AUTO
 from onebasin.matching.scaling import Scaling
 from onebasin.relaxation.objectives import Objective, as_objective
-from onebasin.symmetries import Permutation, Symmetry
+from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.tensors.comparison import check_alike, check_finite
 from onebasin.tensors.states import Model, read_state
 from onebasin.tracing import Kinds
@@ -46,7 +46,7 @@ class Call:
     """
 
     method: Method | None
-    init: Permutation | Method | None
+    init: Permutation | Transform | Method | None
     objective: Objective
     data: Iterable[Any] | None
     groups: list[str] | None
@@ -151,12 +151,38 @@ def _read_data(objective: Objective, data: Any) -> Iterable[Any] | None:
     return None if data is None else check_data(data, objective.needs_target)
 
 
-def _read_init(init: Any) -> Permutation | Method | None:
-    if init is None or isinstance(init, Permutation | Method):
+def _read_init(init: Any) -> Permutation | Transform | Method | None:
+    if init is None or isinstance(init, Permutation | Transform | Method):
         return init
     if not isinstance(init, str) or init not in METHODS:
-        raise ValueError(f"init must be a Permutation or one of {', '.join(map(repr, METHODS))}, got {init!r}")
+        raise ValueError(f"init must be a Permutation, a Transform or one of {', '.join(map(repr, METHODS))}, got {init!r}")
     return make_method(init, {})
+
+
+def fit_start(init: Permutation | Transform | Method | None, symmetry: Symmetry) -> Permutation | Transform | Method | None:
+    """A permutation or a transform to start from as an element of a symmetry; anything else as it is.
+
+    Raises:
+        ValueError: if it belongs to another symmetry.
+    """
+    if init is None or isinstance(init, Method):
+        return init
+    what = type(init).__name__.lower()
+    if init.symmetry.groups != symmetry.groups:
+        raise ValueError(f"the {what} given as init belongs to another symmetry: its groups differ")
+    if isinstance(init, Permutation):
+        return Permutation(symmetry, init.indices, check=False)
+    permutation = Permutation(symmetry, init.permutation.indices, check=False)
+    if init.is_permutation:
+        return permutation
+    own, given = ({**each.scales, **each.bases} for each in (symmetry, init.symmetry))
+    for name in (*init.logarithms, *init.matrices):
+        if own.get(name) != given[name]:
+            raise ValueError(
+                f"the transform given as init belongs to another symmetry: it multiplies units of {given[name].group!r} by "
+                f"{name!r}, and here these cannot be multiplied so. It has to be of the same kinds="
+            )
+    return Transform(permutation, init.logarithms, init.matrices)
 
 
 def _read_groups(groups: Any) -> list[str] | None:

@@ -34,7 +34,7 @@ from onebasin.tensors.states import M, Model, read_state
 
 Reference = Literal["first", "mean", "common"]
 """What models are aligned to; see `merge`."""
-Start = Permutation | MethodName | Method | None
+Start = Permutation | Transform | MethodName | Method | None
 """Where the alignment of a model starts; see `onebasin.align`."""
 
 
@@ -146,7 +146,8 @@ def merge(
 
     def align_again(number: int, model: Model, to: Model) -> Alignment[Any]:
         start = starts[max(number - 1, 0)]
-        return align_model(number, model, to, None if isinstance(start, Permutation) else start)  # it has been applied
+        is_applied = isinstance(start, Permutation | Transform)
+        return align_model(number, model, to, None if is_applied else start)
 
     pairs = enumerate(zip(models[1:], starts, strict=True), start=1)
     results = [align_model(number, model, models[0], start) for number, (model, start) in pairs]
@@ -216,7 +217,7 @@ def _merge_twins(model: nn.Module, twins: Sequence[nn.Module], call: Call, optio
 
     A filter before a norm can be scaled on its own, so twins have more scales than the networks they are twins of.
     """
-    if call.groups is not None or any(isinstance(start, Permutation) for start in options["init"]):
+    if call.groups is not None or any(isinstance(start, Permutation | Transform) for start in options["init"]):
         raise ValueError(
             "networks without norms are merged by their normalised twins, whose groups have other names: "
             "leave out groups= and init=, or take repair='rescale'"

@@ -22,7 +22,7 @@ from onebasin.matching.canonical_form import canonical
 from onebasin.matching.methods import Method, MethodName
 from onebasin.matching.recommendation import AUTO
 from onebasin.matching.widening import is_narrower, widen
-from onebasin.symmetries import Permutation, Symmetry
+from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.tensors.comparison import check_alike, check_finite
 from onebasin.tensors.interpolation import interpolate
 from onebasin.tensors.states import M, Model, State, read_state
@@ -54,7 +54,7 @@ def port(
     method: MethodName | Literal["auto"] | Method = AUTO,
     scale: float | Sequence[float] = 1.0,
     evaluate: Evaluate | None = None,
-    init: Permutation | MethodName | Method | None = None,
+    init: Permutation | Transform | MethodName | Method | None = None,
     seed: int = 0,
     **options: Unpack[AlignOptions],
 ) -> Ported[M]:

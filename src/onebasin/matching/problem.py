@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from onebasin.landscape.normalised_twin import make_twin
 from onebasin.relaxation.objectives import Objective, each_tied_once, parameter_keys
-from onebasin.symmetries import Permutation, Symmetry
+from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.tensors.progress import Progress
 from onebasin.tensors.states import Model, State, StateDict, read_state
 from onebasin.torch_internals import tree_map
@@ -44,6 +44,7 @@ class Problem:
         seed: for everything random.
         report: called with every entry of the history.
         progress: called within a sweep or a descent with what is being done, how much of it is done, and how much there is.
+        is_started: whether the source was moved to where scales or bases are to start, so that none are to be found anew.
     """
 
     symmetry: Symmetry
@@ -57,6 +58,7 @@ class Problem:
     seed: int = 0
     report: Callable[[Entry], None] = ignore
     progress: Progress = ignore
+    is_started: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -68,9 +70,24 @@ class Problem:
         """What to compute in."""
         return self.target.dtype
 
-    def starting_from(self, permutation: Permutation) -> Problem:
-        """The same problem with the source permuted beforehand."""
-        return self if permutation.is_identity else replace(self, source=self.permuted(permutation))
+    def starting_from(self, start: Permutation | Transform) -> Problem:
+        """The same problem with the source moved beforehand."""
+        if start.is_identity:
+            return self
+        if isinstance(start, Permutation):
+            return replace(self, source=self.permuted(start))
+        return replace(self, source=self.source.map(self._fit(start).move))
+
+    def _fit(self, start: Transform) -> Transform:
+        """A transform that knows the tensors of this problem, which may be those of normalised twins."""
+        if start.symmetry.layouts.keys() == self.symmetry.layouts.keys():
+            return start
+        if start.symmetry.groups != self.symmetry.groups:
+            raise ValueError(
+                "an objective with repaired=True looks at normalised twins, which can start from scales of all groups only: "
+                "leave out groups=, or start from a permutation"
+            )
+        return Transform(Permutation(self.symmetry, start.permutation.indices), start.logarithms, start.matrices)
 
     def permuted(self, permutation: Permutation) -> State:
         """The source, permuted hard; only tensors that move are new."""

@@ -41,7 +41,7 @@ class Scaling:
     Attributes:
         steps: of Adam; none leaves all scales at one, and all bases where they start.
         lr: the first step, of logarithms of scales.
-        limit: the bound of a logarithm.
+        limit: the bound of what is learned of a logarithm, beside what it starts from.
         basis_lr: the first step, of the matrices whose exponentials are the bases.
     """
 

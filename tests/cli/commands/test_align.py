@@ -257,6 +257,22 @@ def test_more_than_permutations(onebasin, folder, transformers_on_disk, kinds):
 
 
 @pytest.mark.usefixtures("transformers_on_disk")
+def test_a_saved_transform_is_a_start(onebasin, folder):
+    command = ("align", "x.pt", "y.pt", *TRANSFORMER, "--symmetry", "all", "--json")
+    first = onebasin(*command, "-o", "z.pt")
+    start = ("--init", "z.transform.safetensors")
+    again = onebasin(*command, "-o", "w.pt", *start, "--method", "ste", "--set", "steps=0")
+    assert again.code == 0, again.err
+    assert again.record["cost"] <= first.record["cost"] * (1 + 1e-6)
+    ran = onebasin("align", "x.pt", "y.pt", "-o", "v.pt", *TRANSFORMER, *start)
+    assert ran.code == 3
+    assert "the transform given as init belongs to another symmetry" in ran.err
+    assert not (folder / "v.pt").exists()
+    merged = onebasin("merge", "x.pt", "y.pt", "-o", "m.pt", *TRANSFORMER, "--symmetry", "all", *start, "--json")
+    assert merged.code == 0, merged.err
+
+
+@pytest.mark.usefixtures("transformers_on_disk")
 def test_the_other_end_is_named_if_it_is_not_written(onebasin, folder):
     ran = onebasin("align", "x.pt", "y.pt", "-o", "z.pt", *TRANSFORMER, "--symmetry", "all", "--report", "r.html", "--json")
     assert ran.code == 0

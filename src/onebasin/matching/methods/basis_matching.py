@@ -126,7 +126,8 @@ def sweep_transforms(
 
     In the first sweep a group is judged by the tensors whose other groups have been decided, where there are any: of grouped
     queries, key-value heads and their units by keys and values, then query heads by queries and outputs. Scales and matrices
-    are chosen there too if they explain most of these tensors: so a transformed copy is found in one sweep.
+    are chosen there too if they explain most of these tensors: so a transformed copy is found in one sweep. A problem that
+    is started has no such sweep: all tensors count, and what does not bring them closer is not done.
 
     Args:
         problem: what to match.
@@ -195,7 +196,7 @@ class _Sweeps:
             problem.progress(f"sweep {number + 1}", done, len(self.sets))
             groups, keys = self.sets[position], self.touched[position]
             members = {group.name for group in groups}
-            if number == 0:
+            if number == 0 and not problem.is_started:
                 judged = _trusted(self.symmetry, keys, self.decided | members)
                 step = self._begin(judged or keys)
                 if self.observe is not None and not self.observe(groups, judged, step.before):
