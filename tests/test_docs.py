@@ -2,6 +2,8 @@
 
 import ast
 import builtins
+import importlib
+import inspect
 import json
 import re
 import runpy
@@ -25,6 +27,16 @@ def test_the_reference_is_what_the_docstrings_say():
 def test_every_public_name_is_in_the_reference(package):
     listed = [name for modules in API["SECTIONS"].values() for name in modules.get(package.__name__, [])]
     assert sorted(listed) == sorted(n for n in package.__all__ if not isinstance(getattr(package, n), ModuleType))
+
+
+PUBLIC = [(module, name) for modules in API["SECTIONS"].values() for module, names in modules.items() for name in names]
+
+
+@pytest.mark.parametrize(("module", "name"), PUBLIC, ids=[name for _, name in PUBLIC])
+def test_every_public_object_has_an_example(module, name):
+    """`test_doctests` runs it."""
+    described = inspect.getdoc(getattr(importlib.import_module(module), name)) or ""
+    assert (">>> " in described) == (name != "UnreachedWarning")
 
 
 def test_pictures_are_shown_and_come_from_code_or_have_a_record():

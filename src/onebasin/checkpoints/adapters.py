@@ -40,6 +40,18 @@ def move_adapter(permutation: Permutation | Transform, adapter: LazyState, trans
         ValueError: for a tensor that belongs to nothing in the model, whose axis moves differently for every unit of the
             other axis, so that the permuted product has no low-rank form, or whose gain is not as changes of basis need it;
             for magnitudes of a weight that is scaled or mixed.
+
+    >>> import torch
+    >>> import onebasin as ob
+    >>> from onebasin.checkpoints import move_adapter
+    >>> from onebasin.tensors import LazyState
+    >>> state = {"fc1.weight": torch.randn(3, 2), "fc2.weight": torch.randn(2, 3)}
+    >>> symmetry = ob.Symmetry.from_axes({"fc1.weight": "h i", "fc2.weight": "o h"}, ["h"], state)
+    >>> lora = {"fc1.lora_A.weight": torch.randn(1, 2), "fc1.lora_B.weight": torch.randn(3, 1)}
+    >>> turn = ob.Permutation(symmetry, {"h": torch.tensor([1, 2, 0])})
+    >>> moved = move_adapter(turn, LazyState(lora, lora.__getitem__))
+    >>> torch.equal(moved["fc1.lora_B.weight"], lora["fc1.lora_B.weight"][[1, 2, 0]])
+    True
     """
     shapes = adapter.shapes
     names = translate_names(permutation.symmetry, shapes).names if is_kohya(shapes) else {key: key for key in shapes}

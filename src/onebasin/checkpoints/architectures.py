@@ -88,6 +88,11 @@ def find_architecture(
 
     Raises:
         ValueError: if there is no such architecture, or no example inputs.
+
+    >>> from onebasin.checkpoints import find_architecture
+    >>> found = find_architecture("onebasin.cli.digits_demo:make_mlp", ["1,1,8,8"])
+    >>> found.symmetry().summary()
+    '2 groups; 64 of 64 hidden units free (100.0%)'
     """
     given = read_inputs(input_shapes) if input_shapes else None
     factory = find_factory(specification, tensors)

@@ -92,6 +92,17 @@ def open_models(
 
     Raises:
         ValueError: if a checkpoint does not fit, is quantised, or holds NaN or infinity.
+
+    >>> import tempfile, torch
+    >>> from pathlib import Path
+    >>> from onebasin.cli.digits_demo import make_mlp
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> from onebasin.checkpoints import open_models
+    >>> for name in ("a.pt", "b.pt"):
+    ...     torch.save(make_mlp().state_dict(), folder / name)
+    >>> models = open_models([folder / "a.pt", folder / "b.pt"], "onebasin.cli.digits_demo:make_mlp", ["1,1,8,8"])
+    >>> len(models.symmetry.groups), len(models.checkpoints)
+    (2, 2)
     """
     opened = [path if isinstance(path, Checkpoint) else open_checkpoint(path) for path in paths]
     if specification is None:

@@ -47,6 +47,21 @@ def move_optimizer(
     Raises:
         ValueError: if it is no such state dict, it cannot be told which state belongs to which parameter, names and shapes
             do not fit, or a transform does more than permute.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> from onebasin.checkpoints import move_optimizer
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> x = torch.randn(3, 4)
+    >>> optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1, momentum=0.9)
+    >>> model(x).sum().backward()
+    >>> optimizer.step()
+    >>> permutation = ob.symmetry(model, x).random()
+    >>> saved = move_optimizer(permutation, optimizer.state_dict())
+    >>> index = permutation["0.weight"]
+    >>> torch.equal(saved["state"][1]["momentum_buffer"], optimizer.state_dict()["state"][1]["momentum_buffer"][index])
+    True
     """
     if isinstance(permutation, Transform):
         permutation = permutation.optimizer_permutation()

@@ -42,6 +42,16 @@ def fit_names(
 
     Raises:
         ValueError: naming the first tensor that is missing, unknown, or of another shape.
+
+    >>> import tempfile, torch
+    >>> from pathlib import Path
+    >>> from onebasin.cli.digits_demo import make_mlp
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> from onebasin.checkpoints import fit_names, open_checkpoint
+    >>> model = make_mlp()
+    >>> torch.save({f"module.{key}": value for key, value in model.state_dict().items()}, folder / "a.pt")
+    >>> list(fit_names(open_checkpoint(folder / "a.pt"), model.state_dict()))[:2]
+    ['1.weight', '1.bias']
     """
     ignored = {name for name in checkpoint if any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore)} - {*apart}
     names = [name for name in checkpoint if name not in ignored and name not in apart]

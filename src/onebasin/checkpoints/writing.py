@@ -113,6 +113,17 @@ def write_checkpoint(
             Entries beside it in the file of `like` are not copied: they belong to the model as it was.
         dtype: the type of all floating tensors in the output, which its configuration tells as well. If None, they have the
             types of `state`.
+
+    >>> import tempfile, torch
+    >>> from pathlib import Path
+    >>> from onebasin.cli.digits_demo import make_mlp
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> from onebasin.checkpoints import open_checkpoint, write_checkpoint
+    >>> torch.save(make_mlp().state_dict(), folder / "a.pt")
+    >>> a = open_checkpoint(folder / "a.pt")
+    >>> write_checkpoint(folder / "half.safetensors", a.map(lambda key, value: value / 2), like=a)
+    >>> torch.equal(open_checkpoint(folder / "half.safetensors")["1.bias"], a["1.bias"] / 2)
+    True
     """
     check_output(path, like, force, further=[*(beside or {}), *further], dtype=dtype)
     check_entries(path, like, entries)

@@ -26,6 +26,14 @@ def run_stream(
         stream: The tasks to learn, and their test data.
         after: Called after each task with the matrix so far, to look at it, or to save it and the strategy.
         start: The matrix of the tasks that the strategy has learnt before.
+
+    >>> from torch import nn
+    >>> from onebasin import continual
+    >>> stream = continual.split_digits()
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    >>> matrix = continual.run_stream(continual.Replay(model, epochs=1), stream)
+    >>> [len(row) for row in matrix.rows]
+    [1, 2, 3, 4, 5]
     """
     if strategy.members > 1:
         raise ValueError(f"the strategy trains {strategy.members} networks, each with a matrix of its own: use learn_stream")
@@ -47,6 +55,14 @@ def learn_stream(strategy: Strategy, stream: Stream) -> Iterator[Tensor | None]:
 
     Yields:
         After each task the accuracies on all tasks so far; None within a task.
+
+    >>> from torch import nn
+    >>> from onebasin import continual
+    >>> stream = continual.split_digits()
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    >>> steps = continual.learn_stream(continual.Finetune(model, epochs=1), stream)
+    >>> [len(accuracies) for accuracies in steps if accuracies is not None]
+    [1, 2, 3, 4, 5]
     """
     for number in range(strategy.num_tasks, len(stream)):
         for _ in strategy.learn(stream.train[number]):
@@ -59,6 +75,15 @@ def interleave(runs: Sequence[Iterator[object]], device: torch.device | str) -> 
 
     Small networks leave most of a GPU idle: five seeds at the same time take little longer than one. What the runs share
     must be made before. The caller's stream waits for all of them, so that their results can be read afterwards.
+
+    >>> from torch import nn
+    >>> from onebasin import continual
+    >>> stream = continual.split_digits()
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    >>> strategies = [continual.Finetune(model, epochs=1, seed=seed) for seed in range(2)]
+    >>> continual.interleave([continual.learn_stream(strategy, stream) for strategy in strategies], "cpu")
+    >>> [strategy.num_tasks for strategy in strategies]
+    [5, 5]
     """
     streams = [torch.cuda.Stream() for _ in runs] if torch.device(device).type == "cuda" else []
     for stream in streams:

@@ -25,6 +25,13 @@ def accuracy(model: nn.Module, task: Task, members: int = 1, batch_size: int = 5
         task: Inputs and labels.
         members: The number of networks in the model, see `Training`; the result then is (members,).
         batch_size: Examples per batch.
+
+    >>> from torch import nn
+    >>> from onebasin import continual
+    >>> stream = continual.split_digits()
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    >>> 0 <= float(continual.accuracy(model, stream.test[0])) <= 1
+    True
     """
     correct = torch.zeros(members, device=task.inputs.device)
     allowed = None if task.classes is None else torch.tensor(task.classes, device=task.inputs.device)

@@ -25,6 +25,12 @@ class Task:
         classes: The labels of this task, whose outputs become a head of its own (task-incremental learning). None: all
             labels of the model (domain- and class-incremental learning).
         name: For tables.
+
+    >>> import torch
+    >>> from onebasin import continual
+    >>> task = continual.Task(torch.randn(20, 4), torch.randint(2, (20,)), classes=(0, 1), name="first two classes")
+    >>> len(task.targets)
+    20
     """
 
     inputs: Tensor
@@ -55,6 +61,13 @@ class Stream:
         train: The tasks to learn, in this order.
         test: For each task, its test data.
         name: For tables.
+
+    >>> import torch
+    >>> from onebasin import continual
+    >>> tasks = [continual.Task(torch.randn(20, 4), torch.randint(2, (20,))) for _ in range(6)]
+    >>> stream = continual.Stream(train=tasks[:3], test=tasks[3:], name="noise")
+    >>> len(stream.train)
+    3
     """
 
     train: Sequence[Task]
@@ -100,7 +113,14 @@ Root = str | os.PathLike[str] | None
 
 
 def hold_out(images: Images, share: float = 0.1, seed: int = 0) -> tuple[Images, Images]:
-    """Split images and labels at random into those to learn, and those on which to choose settings."""
+    """Split images and labels at random into those to learn, and those on which to choose settings.
+
+    >>> from onebasin.continual import hold_out
+    >>> from onebasin.datasets import digits
+    >>> (images, labels), (held_out, held_out_labels) = hold_out(digits("train"), share=0.25)
+    >>> len(images), len(held_out)
+    (1082, 360)
+    """
     inputs, targets = images
     order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(seed)).to(inputs.device)
     num_held = max(1, round(share * len(inputs)))
@@ -117,6 +137,12 @@ def rotated(train: Images, test: Images, num_tasks: int = 20, degrees: float = 1
         num_tasks: The number of angles, evenly spaced, both ends included.
         degrees: The last angle.
         name: For tables.
+
+    >>> from onebasin import continual
+    >>> from onebasin.datasets import digits
+    >>> stream = continual.rotated(digits("train"), digits("test"), num_tasks=3, degrees=90)
+    >>> [task.inputs.shape[0] for task in stream.test]
+    [355, 355, 355]
     """
     if num_tasks < 2:
         raise ValueError(f"a stream of rotations needs at least two tasks, got {num_tasks}")
@@ -131,7 +157,13 @@ def rotated(train: Images, test: Images, num_tasks: int = 20, degrees: float = 1
 
 
 def rotate(images: Tensor, degrees: float) -> Tensor:
-    """Turn images (N, C, H, W) clockwise about their centre, bilinearly, black outside; in their own dtype and device."""
+    """Turn images (N, C, H, W) clockwise about their centre, bilinearly, black outside; in their own dtype and device.
+
+    >>> import torch
+    >>> from onebasin.continual import rotate
+    >>> rotate(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), 90).round().tolist()
+    [[[[3.0, 1.0], [4.0, 2.0]]]]
+    """
     if degrees == 0:
         return images
     angle = math.radians(degrees)
@@ -160,6 +192,11 @@ def split(
             (class-incremental).
         seed: Shuffles the classes; None keeps their order.
         name: For tables.
+
+    >>> from onebasin import continual
+    >>> from onebasin.datasets import digits
+    >>> [task.classes for task in continual.split(digits("train"), digits("test"), num_tasks=5).train]
+    [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
     """
     labels = train[1].unique().cpu()
     if len(labels) % num_tasks:
@@ -178,12 +215,22 @@ def split(
 
 
 def rotated_digits(num_tasks: int = 5, degrees: float = 180.0) -> Stream:
-    """The embedded 8 x 8 digits, rotated: for tests and examples."""
+    """The embedded 8 x 8 digits, rotated: for tests and examples.
+
+    >>> from onebasin import continual
+    >>> len(continual.rotated_digits(num_tasks=3).train)
+    3
+    """
     return rotated(datasets.digits("train"), datasets.digits("test"), num_tasks, degrees, "rotated digits")
 
 
 def split_digits(num_tasks: int = 5, heads: bool = True) -> Stream:
-    """The embedded 8 x 8 digits, two classes per task."""
+    """The embedded 8 x 8 digits, two classes per task.
+
+    >>> from onebasin import continual
+    >>> continual.split_digits().train[1].classes
+    (2, 3)
+    """
     return split(datasets.digits("train"), datasets.digits("test"), num_tasks, heads, name="split digits")
 
 
@@ -197,6 +244,9 @@ def rotated_mnist(
         root: The folder of the data, see `onebasin.datasets.mnist`.
         validation: Test on a tenth of the training images, which are then not learnt, instead of the test images.
         device: Where images are stored and rotated.
+
+    >>> from onebasin import continual
+    >>> stream = continual.rotated_mnist(num_tasks=5, root="data")  # doctest: +SKIP
     """
     train, test = _read_images(datasets.mnist, root, validation, device)
     return rotated(train, test, num_tasks, name="Rotated MNIST")
@@ -212,6 +262,9 @@ def split_cifar100(
     """CIFAR-100 split into tasks of equally many classes, each with a head of its own.
 
     The arguments are those of `rotated_mnist`, and a `seed`, which shuffles the classes; None keeps their order.
+
+    >>> from onebasin import continual
+    >>> stream = continual.split_cifar100(num_tasks=5, root="data")  # doctest: +SKIP
     """
     train, test = _read_images(datasets.cifar100, root, validation, device)
     return split(train, test, num_tasks, seed=seed, name="Split CIFAR-100")

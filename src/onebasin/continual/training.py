@@ -31,6 +31,13 @@ class Training(TypedDict, total=False):
             trained together, in little more time than one. Example j of a batch is for network j % members, and the cost is
             the sum of their costs. Each has its own batches and its own memory.
         capture: Run steps as CUDA graphs. The optimiser must support capture, as SGD and the Adam family do.
+
+    >>> from torch import nn
+    >>> from onebasin import continual
+    >>> stream = continual.split_digits()
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    >>> options = continual.Training(optimizer=continual.sgd(0.2, momentum=0.9), epochs=2, batch_size=50)
+    >>> strategy = continual.Finetune(model, **options)
     """
 
     optimizer: MakeOptimizer
@@ -76,12 +83,22 @@ def check_weighting(weighting: Any) -> None:
 
 
 def sgd(lr: float = 0.1, **options: Any) -> MakeOptimizer:
-    """Plain stochastic gradient descent, as an argument of strategies."""
+    """Plain stochastic gradient descent, as an argument of strategies.
+
+    >>> from torch import nn
+    >>> from onebasin import continual
+    >>> strategy = continual.Finetune(nn.Linear(2, 2), optimizer=continual.sgd(0.05, momentum=0.9))
+    """
     return lambda parameters: torch.optim.SGD(parameters, lr=lr, **{**_fuse(parameters), **options})
 
 
 def adam(lr: float = 1e-3, **options: Any) -> MakeOptimizer:
-    """Adam, as an argument of strategies."""
+    """Adam, as an argument of strategies.
+
+    >>> from torch import nn
+    >>> from onebasin import continual
+    >>> strategy = continual.Finetune(nn.Linear(2, 2), optimizer=continual.adam(1e-3))
+    """
     return lambda parameters: torch.optim.Adam(parameters, lr=lr, **{**_fuse(parameters), **options})
 
 

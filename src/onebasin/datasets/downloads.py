@@ -46,6 +46,9 @@ def mnist(split: Split = "train", root: str | os.PathLike[str] | None = None) ->
         split: "train" (60,000) or "test" (10,000).
         root: the folder that holds ``MNIST/raw``; if None, the environment variable ``ONEBASIN_DATA``. Files that are
             missing there are downloaded.
+
+    >>> from onebasin.datasets import mnist
+    >>> images, labels = mnist("test", root="data")  # doctest: +SKIP
     """
     check_split(split)
     part = "train" if split == "train" else "t10k"
@@ -60,6 +63,9 @@ def cifar10(split: Split = "train", root: str | os.PathLike[str] | None = None) 
     Args:
         split: "train" (50,000) or "test" (10,000).
         root: as in `mnist`; the folder that holds ``cifar-10-batches-py``.
+
+    >>> from onebasin.datasets import cifar10
+    >>> images, labels = cifar10("test", root="data")  # doctest: +SKIP
     """
     check_split(split)
     names = [f"data_batch_{i}" for i in range(1, 6)] if split == "train" else ["test_batch"]
@@ -68,7 +74,11 @@ def cifar10(split: Split = "train", root: str | os.PathLike[str] | None = None) 
 
 
 def cifar100(split: Split = "train", root: str | os.PathLike[str] | None = None) -> tuple[Tensor, Tensor]:
-    """Photographs of a hundred kinds of things, as `cifar10`, with the fine labels."""
+    """Photographs of a hundred kinds of things, as `cifar10`, with the fine labels.
+
+    >>> from onebasin.datasets import cifar100
+    >>> images, labels = cifar100("test", root="data")  # doctest: +SKIP
+    """
     check_split(split)
     return _parse_cifar(_read(f"cifar-100-python/{split}", root), b"fine_labels")
 

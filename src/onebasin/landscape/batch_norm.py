@@ -30,6 +30,13 @@ def reset_batch_norm(model: nn.Module, data: Iterable[Any]) -> StateDict:
 
     Returns:
         A new state.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+    >>> state = ob.reset_batch_norm(model, [torch.randn(32, 4) for _ in range(3)])
+    >>> _ = model.load_state_dict(state)
     """
     ours = copy_model(model)
     reset_statistics(ours, data)

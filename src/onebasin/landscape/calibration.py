@@ -135,6 +135,14 @@ def repair(
 
     Raises:
         ValueError: if nothing can be repaired, saying why.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> a, b = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2))
+    >>> x = torch.randn(64, 4)
+    >>> middle = ob.merge([a, b], example_inputs=x)
+    >>> _ = middle.load_state_dict(ob.repair(middle, [a, b], [x], ob.symmetry(a, x)).state)
     """
     if not endpoints:
         raise ValueError("there are no endpoints: give the networks that the model was mixed from")

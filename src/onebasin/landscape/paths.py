@@ -38,6 +38,11 @@ class LinearPath:
     Attributes:
         weights: w for each point, from 0 (model A) to 1 (model B).
         metrics: for each metric, its value at each point; "loss" is always there. NaN stays NaN.
+
+    >>> import onebasin as ob
+    >>> path = ob.LinearPath([0.0, 0.5, 1.0], {"loss": [0.25, 1.25, 0.75], "accuracy": [0.9, 0.6, 0.8]})
+    >>> path.barrier, path.auc
+    (0.75, 0.375)
     """
 
     weights: list[float]
@@ -140,6 +145,12 @@ class Plane:
         y: coordinates of the rows.
         points: the coordinates of the three models.
         metrics: for each metric a grid, a row for each y; "loss" is always there. NaN stays NaN.
+
+    >>> import onebasin as ob
+    >>> corners = ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0))
+    >>> plane = ob.Plane([0.0, 1.0], [0.0, 1.0], corners, {"loss": [[0.1, 0.2], [0.3, 0.9]]})
+    >>> plane.losses[1][0]  # at model C
+    0.3
     """
 
     x: list[float]
@@ -201,6 +212,14 @@ def loss_plane(
 
     Raises:
         ValueError: if the three lie on one line, or as in `linear_path`.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> a, b, c = (nn.Linear(2, 1) for _ in range(3))
+    >>> plane = ob.loss_plane(a, b, c, lambda model: model.weight.square().sum().item(), resolution=5)
+    >>> len(plane.losses), len(plane.losses[0])
+    (5, 5)
     """
     if resolution < 2:
         raise ValueError(f"resolution must be at least 2, got {resolution}")

@@ -53,6 +53,16 @@ class Alignment(Generic[M]):
         logits: of "sinkhorn", where its descent ended: give them as ``logits=`` (with the same `init`) to go on from there.
         scales: the logarithms of the positive scales that the permuted units were multiplied by, if any were asked for.
         matrices: of the changes of basis that followed, if any were asked for.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> a, b = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2))
+    >>> result = ob.align(b, to=a, example_inputs=torch.zeros(1, 4), method="weight-matching")
+    >>> result.method, result.cost <= result.start_cost
+    ('weight-matching', True)
+    >>> result.permutation.apply(b)["0.weight"].equal(result.model[0].weight)
+    True
     """
 
     model: M

@@ -45,6 +45,13 @@ class CanonicalForm(Generic[Network]):
         centred: the tensors from which the mean over units was subtracted, because nothing reads it.
         uncentred: for other tensors that write units of a layer norm the reason why it was not.
         untied: keys that were one tensor with another key and have a tensor of their own in `model`, if that was asked for.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+    >>> ob.canonical(model, torch.randn(3, 4)).centred
+    ('0.weight', '0.bias')
     """
 
     model: Network
@@ -99,6 +106,18 @@ def canonical(
 
     Raises:
         ValueError: if the model cannot be traced.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+    >>> _ = model[1].weight.data.uniform_(0.5, 2)
+    >>> x = torch.randn(3, 4)
+    >>> form = ob.canonical(model, x)
+    >>> form.folded, form.model[1].weight.tolist()
+    (('1.weight',), [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    >>> torch.allclose(form.model(x), model(x), atol=1e-5)
+    True
     """
     symmetry = trace(model, example_inputs, verify=False, kinds="all") if symmetry is None else symmetry
     untied = _untie(model, symmetry, example_inputs)

@@ -57,6 +57,16 @@ class Provenance:
         transform: what makes B's parameters equal or closest to A's, if it was looked for; None if B is compared as it is.
         notes: what was done, and what limits the answer, in sentences.
         seconds: how long it took.
+
+    >>> import copy, torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> one = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 10))
+    >>> tuned = copy.deepcopy(one)
+    >>> _ = tuned[0].weight.data.add_(0.01 * torch.randn(32, 16))
+    >>> found = ob.provenance(one, tuned, torch.zeros(1, 16))
+    >>> found.relation, found.p_value < 1e-6
+    ('derived', True)
     """
 
     relation: Relation

@@ -89,6 +89,16 @@ def merge(
         ValueError: before any work is done, if there are fewer than two models, they or the weights do not fit, or something
             is missing or out of range; after the alignment, if weights below zero make a variance of a batch norm negative.
         TypeError: likewise, for an option that the method does not have, or data that is no data.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> a, b = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2))
+    >>> x = torch.randn(16, 4)
+    >>> merged = ob.merge([a, b], example_inputs=x)
+    >>> merged(x).shape
+    torch.Size([16, 2])
+    >>> closer_to_a = ob.merge([a, b], example_inputs=x, weights=[3, 1])
     """
     if "to" in options:
         raise TypeError("merge has no argument to=: what the models are aligned to is reference='first', 'mean' or 'common'")

@@ -37,6 +37,15 @@ class Ported(Generic[M]):
         alignment: of the old base to the new one.
         scale: what the difference was multiplied by.
         losses: for each scale that was tried the loss, if a function to evaluate was given.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> a, b = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2))
+    >>> tuned = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> found = ob.port(tuned, base=a, to=b, example_inputs=torch.zeros(1, 4), scale=0.5)
+    >>> found.scale, found.model[0].weight.shape
+    (0.5, torch.Size([8, 4]))
     """
 
     model: M

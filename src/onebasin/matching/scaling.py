@@ -43,6 +43,17 @@ class Scaling:
         lr: the first step, of logarithms of scales.
         limit: the bound of what is learned of a logarithm, beside what it starts from.
         basis_lr: the first step, of the matrices whose exponentials are the bases.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> a, b = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2))
+    >>> data = [(torch.randn(32, 4), torch.randint(2, (32,))) for _ in range(4)]
+    >>> loss = nn.functional.cross_entropy
+    >>> objective = ob.RandomPoint(loss, low=0.3, high=0.7)
+    >>> result = ob.align(b, to=a, data=data, objective=objective, kinds="positive", scaling=ob.Scaling(steps=5))
+    >>> list(result.scales)
+    ['0.weight']
     """
 
     steps: int = 500

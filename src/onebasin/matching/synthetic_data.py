@@ -56,6 +56,13 @@ def synthetic_data(
     Raises:
         ValueError: if a model has no batch norm with statistics, does not take inputs of this shape, or does not return a
             score per class.
+
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10))
+    >>> ((images, labels),) = ob.synthetic_data([model], (1, 8, 8), num_batches=1, batch_size=20, steps=2)
+    >>> images.shape, labels.bincount().tolist()
+    (torch.Size([20, 1, 8, 8]), [2, 2, 2, 2, 2, 2, 2, 2, 2, 2])
     """
     for name, count in {"num_batches": num_batches, "batch_size": batch_size, "steps": steps}.items():
         check_count(name, count, at_least=1)

@@ -47,6 +47,13 @@ def plot_path(path: Path, ax: Axes | None = None, label: str | None = None, metr
 
     Returns:
         The axes, whose ``figure`` can be saved or shown.
+
+    >>> import onebasin as ob
+    >>> from onebasin.plots import plot_path
+    >>> path = ob.LinearPath([0.0, 0.5, 1.0], {"loss": [0.1, 0.9, 0.2]})
+    >>> axes = plot_path(path, label="as they are")
+    >>> axes.get_ylabel()  # axes.figure can be saved
+    'loss'
     """
     if metric not in path.metrics:
         raise ValueError(f"the path has no metric {metric!r}, it has {list(path.metrics)}")
@@ -67,6 +74,14 @@ def plot_paths(paths: Mapping[str, Path], ax: Axes | None = None, metric: str = 
     """Draw several paths with a legend; the keys are the labels.
 
     The first is drawn in grey, as the one that the others are compared with.
+
+    >>> import onebasin as ob
+    >>> from onebasin.plots import plot_paths
+    >>> path = ob.LinearPath([0.0, 0.5, 1.0], {"loss": [0.1, 0.9, 0.2]})
+    >>> aligned = ob.LinearPath([0.0, 0.5, 1.0], {"loss": [0.1, 0.2, 0.2]})
+    >>> axes = plot_paths({"as they are": path, "aligned": aligned})
+    >>> [text.get_text() for text in axes.get_legend().get_texts()]
+    ['as they are', 'aligned']
     """
     if not paths:
         raise ValueError("there is no path to draw")
@@ -105,6 +120,15 @@ def plot_history(history: Sequence[Mapping[str, Any]], ax: Axes | None = None) -
     Args:
         history: of an `Alignment`.
         ax: where to draw; a new figure if not given.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> a, b = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2))
+    >>> from onebasin.plots import plot_history
+    >>> result = ob.align(b, to=a, example_inputs=torch.zeros(1, 4), method="weight-matching")
+    >>> plot_history(result.history).get_xlabel()
+    'sweep'
     """
     series = history_series(history)
     if not series:
@@ -132,6 +156,11 @@ def plot_accuracies(
         rows: row t holds the accuracies on tasks 0 ... t after task t, as in `onebasin.continual.AccuracyMatrix`.
         ax: where to draw; a new figure if not given.
         label: of the mean, for the legend.
+
+    >>> from onebasin.plots import plot_accuracies
+    >>> axes = plot_accuracies([[0.9], [0.95, 0.8], [0.7, 0.6, 0.9]])
+    >>> axes.get_ylabel()
+    'accuracy'
     """
     if not rows:
         raise ValueError("there is no task to draw")

@@ -42,7 +42,14 @@ class Plane(Protocol):
 
 
 def plot_plane(plane: Plane, ax: Axes | None = None) -> Axes:
-    """Draw the contours of the loss on a plane, with the three models; points without a finite loss stay white."""
+    """Draw the contours of the loss on a plane, with the three models; points without a finite loss stay white.
+
+    >>> import onebasin as ob
+    >>> from onebasin.plots import plot_plane
+    >>> corners = ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0))
+    >>> plot_plane(ob.Plane([0.0, 1.0], [0.0, 1.0], corners, {"loss": [[0.1, 0.2], [0.3, 0.9]]})).get_xlabel()
+    'distance in parameters'
+    """
     ax = prepare_axes(ax, figsize=(5.2, 4.2))
     from matplotlib.colors import BoundaryNorm
     from matplotlib.patheffects import withStroke
@@ -75,7 +82,13 @@ def _choose_levels(losses: np.ndarray) -> np.ndarray:
 
 
 def plot_permutation(permutation: Tensor, ax: Axes | None = None) -> Axes:
-    """Draw a permutation (an index tensor, (n,)) or a soft plan ((n, n)) as a matrix: targets are rows, sources columns."""
+    """Draw a permutation (an index tensor, (n,)) or a soft plan ((n, n)) as a matrix: targets are rows, sources columns.
+
+    >>> import torch
+    >>> from onebasin.plots import plot_permutation
+    >>> plot_permutation(torch.tensor([2, 0, 1])).get_xlabel()
+    'source unit'
+    """
     values = permutation.detach().cpu()
     soft = values.is_floating_point() and values.dim() == 2 and values.shape[0] == values.shape[1]
     if not soft and (values.is_floating_point() or values.dim() != 1):

@@ -38,6 +38,13 @@ class AssignmentInfo:
         gap: (*batch), bound minus value as a share of the sum of the absolute scores that were chosen. It is zero for
             integers, and some roundings for other numbers.
         solved: (*batch), False where the answer was known from the start, so that nothing had to be solved.
+
+    >>> import torch
+    >>> import onebasin as ob
+    >>> scores = torch.rand(5, 5)
+    >>> columns, info = ob.assign(scores, return_info=True)
+    >>> bool((info.row_duals[:, None] + info.column_duals >= scores - 1e-9).all()), bool(info.gap < 1e-9)
+    (True, True)
     """
 
     columns: Tensor

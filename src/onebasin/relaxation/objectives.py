@@ -38,6 +38,17 @@ class Objective(ABC):
         data: batches that were given with the objective, if any.
         repaired: whether it is to see networks whose statistics are put right, see `Midpoint`.
         floor: no permutation costs less: one that costs this is the best there is.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> a, b = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2))
+    >>> class FirstLayer(ob.Objective):
+    ...     def __call__(self, params, target, batch=None):
+    ...         return (params["0.weight"] - target["0.weight"]).square().sum()
+    >>> result = ob.align(b, to=a, example_inputs=torch.zeros(1, 4), objective=FirstLayer(), steps=20)
+    >>> result.cost <= result.start_cost
+    True
     """
 
     uses_data: ClassVar[bool] = True
@@ -120,6 +131,14 @@ class WeightDistance(Objective):
         kind: "l2", the sum of squared differences; "l1"; "inner", minus the inner product, which orders hard permutations as
             "l2" does but does not reward a blurred plan; "cosine", one minus the cosine of the angle.
         keys: the tensors that count; all parameters if None.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> a, b = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2))
+    >>> result = ob.align(b, to=a, example_inputs=torch.zeros(1, 4), objective=ob.WeightDistance("l1"), steps=20)
+    >>> result.cost <= result.start_cost
+    True
     """
 
     kind: Kind | Literal["cosine"] = "l2"
@@ -215,7 +234,18 @@ def _between(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Midpoint(_OnTheLine):
-    """The loss half way between the two networks (eq. mid of the paper)."""
+    """The loss half way between the two networks (eq. mid of the paper).
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> a, b = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2))
+    >>> data = [(torch.randn(32, 4), torch.randint(2, (32,))) for _ in range(4)]
+    >>> loss = nn.functional.cross_entropy
+    >>> result = ob.align(b, to=a, data=data, objective=ob.Midpoint(loss), method="sinkhorn", steps=10)
+    >>> result.cost <= result.start_cost
+    True
+    """
 
     def __call__(self, params: Params, target: Params, batch: Any) -> Tensor:
         """The loss at one half."""
@@ -229,6 +259,16 @@ class RandomPoint(_OnTheLine):
     Attributes:
         low: the smallest weight of the permuted network.
         high: the largest.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> a, b = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2))
+    >>> data = [(torch.randn(32, 4), torch.randint(2, (32,))) for _ in range(4)]
+    >>> loss = nn.functional.cross_entropy
+    >>> objective = ob.RandomPoint(loss, low=0.3, high=0.7)
+    >>> ob.align(b, to=a, data=data, objective=objective, method="sinkhorn", steps=10).method
+    'sinkhorn'
     """
 
     low: float = 0.0

@@ -47,6 +47,20 @@ class RebasinNet(nn.Module):
             of 18 descents ended at the very permutation that a full solution finds (`benchmarks.accuracy`). For a gradient
             that is exact to rounding take the 200 that `onebasin.sinkhorn` has.
         generator: for the noise.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> a, b = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2))
+    >>> net = ob.RebasinNet(b, ob.symmetry(b, torch.zeros(1, 4)))
+    >>> optimizer = torch.optim.Adam(net.parameters(), lr=0.2)
+    >>> for _ in range(10):
+    ...     optimizer.zero_grad()
+    ...     soft = net()
+    ...     sum((soft[key] - value).square().sum() for key, value in a.named_parameters()).backward()
+    ...     optimizer.step()
+    >>> len(net.permutation()["0.weight"])
+    8
     """
 
     def __init__(

@@ -47,6 +47,15 @@ class Report:
         distances: for each aligned model, by name, its distance from the target in each layer.
         ends: what the two ends of every path are called.
         evidence: of tests on groups of units, shown as a table.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> a, b = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2))
+    >>> from onebasin.reporting import Report
+    >>> result = ob.align(b, to=a, example_inputs=torch.zeros(1, 4), method="weight-matching")
+    >>> report = Report("Two networks", alignment=result, facts=[("data", "none")])
+    >>> report.save("report.html")  # doctest: +SKIP
     """
 
     title: str
@@ -72,6 +81,10 @@ def render(report: Report) -> str:
     """The report as the text of one HTML file. It has no script, loads nothing, and follows the reader's light or dark mode.
 
     Needs matplotlib (``onebasin[plots]``) if there is a curve to draw. The same report gives the same text.
+
+    >>> from onebasin.reporting import Report, render
+    >>> "<h1>Two networks</h1>" in render(Report("Two networks", facts=[("data", "none")]))
+    True
     """
     permutation = report.permutation or (report.alignment.permutation if report.alignment else None)
     permutations = {**({"": permutation} if permutation else {}), **report.permutations}

@@ -33,6 +33,17 @@ class Group:
         size: number of units.
         parents: a group without parents is one permutation; with parents it is a family, one permutation for each
             combination of the parents' elements (the units of each head). A parent may be a fixed extent.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> attention = nn.MultiheadAttention(6, num_heads=2, batch_first=True)
+    >>> x = torch.zeros(1, 3, 6)
+    >>> for group in ob.symmetry(attention, (x, x, x)).groups.values():
+    ...     print(group.name, group.size, group.parents)
+    in_proj_weight 2 ()
+    in_proj_weight:2 3 ('in_proj_weight',)
+    in_proj_weight:3 3 ('in_proj_weight',)
     """
 
     name: str
@@ -89,6 +100,14 @@ class Scale:
         powers: for each state key how the scale enters the tensor.
         offsets: for some state keys a number that is added to the tensor before it is multiplied, and taken off again: what
             a batch norm divides by is the root of its variance plus eps.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> for scale in ob.symmetry(model, torch.zeros(1, 4), kinds="positive").scales.values():
+    ...     print(scale.group, {key: [power.exponent for power in powers] for key, powers in scale.powers.items()})
+    0.weight {'0.weight': [1], '0.bias': [1], '2.weight': [-1]}
     """
 
     name: str
@@ -123,6 +142,14 @@ class Basis:
         kind: which matrices leave the function alone.
         places: for each state key how the matrix enters the tensor.
         parents: of the units, as of a group.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.RMSNorm(8, elementwise_affine=False), nn.Linear(8, 2))
+    >>> for basis in ob.symmetry(model, torch.zeros(1, 4), kinds="all").bases.values():
+    ...     print(basis.group, basis.kind, list(basis.places))
+    0.weight orthogonal ['0.weight', '0.bias', '2.weight']
     """
 
     name: str

@@ -30,6 +30,18 @@ class Symmetry(Structure):
     """Which axes of which tensors can be permuted together without changing the function.
 
     Made by `onebasin.symmetry` from a module, or by `from_axes` by hand. See `Structure` for its attributes.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> symmetry = ob.symmetry(model, torch.zeros(1, 4))
+    >>> symmetry.groups["0.weight"].size
+    8
+    >>> sorted(symmetry.pinned)
+    [('0.weight', 1), ('2.bias', 0), ('2.weight', 0)]
+    >>> symmetry.random().apply(model)["0.weight"].shape
+    torch.Size([8, 4])
     """
 
     @classmethod
@@ -158,6 +170,16 @@ class Permutation:
         symmetry: whose groups are permuted.
         indices: for each group, its index.
         check: refuse what is not a permutation. False for indices that are known to be permutations, on the CPU.
+
+    >>> import torch
+    >>> import onebasin as ob
+    >>> state = {"fc1.weight": torch.arange(6.0).view(3, 2), "fc2.weight": torch.ones(2, 3)}
+    >>> symmetry = ob.Symmetry.from_axes({"fc1.weight": "h i", "fc2.weight": "o h"}, ["h"], state)
+    >>> turn = ob.Permutation(symmetry, {"h": torch.tensor([1, 2, 0])})
+    >>> turn.apply(state)["fc1.weight"].tolist()
+    [[2.0, 3.0], [4.0, 5.0], [0.0, 1.0]]
+    >>> turn @ turn == turn.inverse()
+    True
     """
 
     def __init__(self, symmetry: Symmetry, indices: Mapping[str, Tensor], check: bool = True):

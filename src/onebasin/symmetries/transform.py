@@ -39,6 +39,18 @@ class Transform:
         matrices: of the bases by their names in ``permutation.symmetry.bases``, (*parent sizes, size, size) each; a basis
             that is not named stays as it is.
         check: refuse numbers of wrong shapes, and matrices that are not of the kind of their bases.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> x = torch.randn(3, 4)
+    >>> transform = ob.Transform.random(ob.symmetry(model, x, kinds="positive"))
+    >>> moved = transform.apply(model)
+    >>> torch.allclose(torch.func.functional_call(model, moved, x), model(x), atol=1e-5)
+    True
+    >>> torch.allclose(transform.inverse().apply(moved)["0.weight"], model[0].weight, atol=1e-5)
+    True
     """
 
     def __init__(

@@ -14,6 +14,16 @@ class AGEM(Strategy):
 
     Where the gradient g of the task and g_ref of a batch of the memory disagree, g^T g_ref < 0, the step is along
     g - (g^T g_ref / g_ref^T g_ref) g_ref instead.
+
+    >>> from torch import nn
+    >>> from onebasin import continual
+    >>> stream = continual.split_digits()
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    >>> strategy = continual.AGEM(model, epochs=3, batch_size=20)
+    >>> for task in stream.train[:2]:
+    ...     strategy.fit(task)
+    >>> bool(continual.accuracy(strategy.model, stream.test[1]) > 0.5)
+    True
     """
 
     uses_memory = True

@@ -39,6 +39,19 @@ class Strategy(ABC):
         stores_outputs: Whether the network's outputs are stored with them.
         feeds: Within a task, batches of it; then of the memory and of the stored outputs, while there are any.
         history: What a strategy reports of each task; empty for most.
+
+    >>> from torch import nn
+    >>> from onebasin import continual
+    >>> stream = continual.split_digits()
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    >>> class SmallWeights(continual.Finetune):
+    ...     def cost(self):
+    ...         return super().cost() + 1e-4 * sum(weight.square().sum() for weight in self.model.parameters())
+    >>> strategy = SmallWeights(model, epochs=3, batch_size=20)
+    >>> for task in stream.train[:2]:
+    ...     strategy.fit(task)
+    >>> bool(continual.accuracy(strategy.model, stream.test[1]) > 0.5)
+    True
     """
 
     uses_memory: ClassVar[bool] = False

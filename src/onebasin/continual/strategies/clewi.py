@@ -35,6 +35,18 @@ class CLeWI(Replay):
         weighting: See `Replay`.
         training: See `Training`. Here `reset_norms` is on, because no step has seen the interpolated network, and
             `members` must be 1.
+
+    >>> from torch import nn
+    >>> from onebasin import continual
+    >>> stream = continual.split_digits()
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    >>> import onebasin as ob
+    >>> symmetry = ob.symmetry(model, stream.train[0].inputs[:2])
+    >>> strategy = continual.CLeWI(model, symmetry, alpha=0.3, epochs=3, batch_size=20)
+    >>> for task in stream.train[:2]:
+    ...     strategy.fit(task)
+    >>> bool(continual.accuracy(strategy.model, stream.test[1]) > 0.5)
+    True
     """
 
     def __init__(

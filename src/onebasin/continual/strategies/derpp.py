@@ -22,6 +22,16 @@ class DERPlusPlus(Strategy):
         alpha: Weight of the distance to the stored outputs.
         beta: Weight of the loss on the memory.
         training: See `Training`.
+
+    >>> from torch import nn
+    >>> from onebasin import continual
+    >>> stream = continual.split_digits()
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    >>> strategy = continual.DERPlusPlus(model, alpha=0.1, epochs=3, batch_size=20)
+    >>> for task in stream.train[:2]:
+    ...     strategy.fit(task)
+    >>> bool(continual.accuracy(strategy.model, stream.test[1]) > 0.5)
+    True
     """
 
     uses_memory = stores_outputs = True

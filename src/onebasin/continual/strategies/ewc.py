@@ -28,6 +28,16 @@ class EWC(Strategy):
         fisher_batch: Gradients are averaged over this many examples before they are squared. One is the definition;
             libraries often square the gradients of training batches, which makes F smaller by about that factor.
         training: See `Training`.
+
+    >>> from torch import nn
+    >>> from onebasin import continual
+    >>> stream = continual.split_digits()
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    >>> strategy = continual.EWC(model, strength=10.0, epochs=3, batch_size=20)
+    >>> for task in stream.train[:2]:
+    ...     strategy.fit(task)
+    >>> bool(continual.accuracy(strategy.model, stream.test[1]) > 0.5)
+    True
     """
 
     def __init__(

@@ -22,6 +22,16 @@ class Joint(Strategy):
         model: Where to start, each time.
         loss: ``loss(output, target)``.
         training: See `Training`.
+
+    >>> from torch import nn
+    >>> from onebasin import continual
+    >>> stream = continual.split_digits()
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    >>> strategy = continual.Joint(model, epochs=3, batch_size=20)
+    >>> for task in stream.train[:2]:
+    ...     strategy.fit(task)
+    >>> bool(continual.accuracy(strategy.model, stream.test[1]) > 0.5)
+    True
     """
 
     def __init__(self, model: nn.Module, loss: Loss = functional.cross_entropy, **training: Unpack[Training]):

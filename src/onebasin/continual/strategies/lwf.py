@@ -25,6 +25,16 @@ class LwF(Strategy):
         strength: lambda_o of the source.
         temperature: T of the source, which uses 2.
         training: See `Training`.
+
+    >>> from torch import nn
+    >>> from onebasin import continual
+    >>> stream = continual.split_digits()
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    >>> strategy = continual.LwF(model, strength=1.0, epochs=3, batch_size=20)
+    >>> for task in stream.train[:2]:
+    ...     strategy.fit(task)
+    >>> bool(continual.accuracy(strategy.model, stream.test[1]) > 0.5)
+    True
     """
 
     def __init__(

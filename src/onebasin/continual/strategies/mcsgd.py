@@ -34,6 +34,16 @@ class MCSGD(Strategy):
         start: Where on the line from v_{t-1} to w_t the descent starts.
         line_optimizer: For v; `optimizer`, which is for w, if not given.
         training: See `Training`. Here `reset_norms` is on, because batch norms have seen the whole lines.
+
+    >>> from torch import nn
+    >>> from onebasin import continual
+    >>> stream = continual.split_digits()
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    >>> strategy = continual.MCSGD(model, points=3, epochs=3, batch_size=20)
+    >>> for task in stream.train[:2]:
+    ...     strategy.fit(task)
+    >>> bool(continual.accuracy(strategy.model, stream.test[1]) > 0.5)
+    True
     """
 
     uses_memory = True

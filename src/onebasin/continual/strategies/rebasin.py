@@ -58,6 +58,18 @@ class RebasinStrategy(Strategy):
         training: See `Training`. Here `optimizer` is for delta, and by default SGD with a rate of 0.05 and weight decay 0.1;
             `first_optimizer` is Adam with a rate of 1e-3; and `reset_norms` is on, because no step has seen the fused
             network.
+
+    >>> from torch import nn
+    >>> from onebasin import continual
+    >>> stream = continual.split_digits()
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    >>> import onebasin as ob
+    >>> symmetry = ob.symmetry(model, stream.train[0].inputs[:2])
+    >>> strategy = continual.RebasinStrategy(model, symmetry, epochs=3, batch_size=20, clip=0.1)
+    >>> for task in stream.train[:2]:
+    ...     strategy.fit(task)
+    >>> bool(continual.accuracy(strategy.model, stream.test[1]) > 0.5)
+    True
     """
 
     uses_memory = True

@@ -17,6 +17,16 @@ class Replay(Strategy):
         loss: ``loss(output, target)``.
         weighting: "pooled" takes the mean over both batches, "equal" the average of the two means.
         training: See `Training`.
+
+    >>> from torch import nn
+    >>> from onebasin import continual
+    >>> stream = continual.split_digits()
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    >>> strategy = continual.Replay(model, epochs=3, batch_size=20, memory_per_class=5)
+    >>> for task in stream.train[:2]:
+    ...     strategy.fit(task)
+    >>> bool(continual.accuracy(strategy.model, stream.test[1]) > 0.5)
+    True
     """
 
     uses_memory = True

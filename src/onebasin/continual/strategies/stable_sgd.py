@@ -32,6 +32,16 @@ class StableSGD(Strategy):
         dropout: The probability of every ``nn.Dropout`` layer of the model; they stay as they are if None.
         training: See `Training`. Here `optimizer` is SGD with a rate lr of 0.1 and momentum 0.8, `batch_size` is 64 and
             `epochs` is 1. Dropout follows `seed`, but with `capture` it follows PyTorch's generator of the device.
+
+    >>> from torch import nn
+    >>> from onebasin import continual
+    >>> stream = continual.split_digits()
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    >>> strategy = continual.StableSGD(model, gamma=0.55, epochs=3, batch_size=20)
+    >>> for task in stream.train[:2]:
+    ...     strategy.fit(task)
+    >>> bool(continual.accuracy(strategy.model, stream.test[1]) > 0.5)
+    True
     """
 
     def __init__(

@@ -44,6 +44,14 @@ class ActivationMatching(Method):
 
     Attributes:
         num_batches: read so many batches; all of them if None.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> a, b = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2))
+    >>> data = [torch.randn(32, 4) for _ in range(4)]
+    >>> ob.align(b, to=a, data=data, method=ob.ActivationMatching(num_batches=2)).method
+    'activation-matching'
     """
 
     num_batches: int | None = None

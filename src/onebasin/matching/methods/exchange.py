@@ -48,6 +48,17 @@ class Exchange(Method):
         num_trial: batches that each candidate is tried on.
         num_confirm: fresh batches that exchanges together must lower the objective on.
         max_seconds: end after this time; None for no limit.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> a, b = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2))
+    >>> data = [(torch.randn(32, 4), torch.randint(2, (32,))) for _ in range(4)]
+    >>> loss = nn.functional.cross_entropy
+    >>> method = ob.Exchange(rounds=2)
+    >>> result = ob.align(b, to=a, data=data, objective=ob.Midpoint(loss), method=method, init="activation-matching")
+    >>> result.method
+    'exchange'
     """
 
     rounds: int = 10

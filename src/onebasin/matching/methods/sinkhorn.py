@@ -53,6 +53,13 @@ class Sinkhorn(Method):
         solver_steps: the most steps of the implicit gradient's solver; see `RebasinNet`.
         capture: on CUDA, capture a step in a graph and replay it. By default done with the objectives of this package at a
             fixed tau in float32; an objective of your own must do the same at every call and never wait for the device.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> a, b = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2))
+    >>> ob.align(b, to=a, example_inputs=torch.zeros(1, 4), method=ob.Sinkhorn(steps=10)).method
+    'sinkhorn'
     """
 
     steps: int = 100

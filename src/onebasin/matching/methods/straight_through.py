@@ -26,6 +26,15 @@ class StraightThrough(Method):
         lr: its step.
         max_sweeps: sweeps of weight matching in each projection.
         patience: stop after so many steps without a better permutation.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> a, b = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2))
+    >>> data = [(torch.randn(32, 4), torch.randint(2, (32,))) for _ in range(4)]
+    >>> loss = nn.functional.cross_entropy
+    >>> ob.align(b, to=a, data=data, objective=ob.Midpoint(loss), method=ob.StraightThrough(steps=5)).method
+    'ste'
     """
 
     steps: int = 100

@@ -32,6 +32,14 @@ class WeightMatching(Method):
         order: of the groups in the first sweep. "anchored": first those beside inputs and outputs, whose order is known,
             then those beside groups that have been decided; scores mean something from the first group on, and sweeps are
             few. "random": as in the paper. The later sweeps go in random order.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> a, b = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2))
+    >>> result = ob.align(b, to=a, example_inputs=torch.zeros(1, 4), method=ob.WeightMatching(max_sweeps=20))
+    >>> result.converged
+    True
     """
 
     max_sweeps: int = 100
