@@ -4,8 +4,11 @@ A block of text right after a block of Python is what it prints. Machines round 
 is white space. A page that needs a library which is not ours to need says so: ``<!-- needs: name -->``.
 """
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,6 +66,32 @@ def test_links_lead_somewhere(page):
         assert linked.exists(), f"{page.name} links to {target}"
         if anchor:
             assert anchor in anchors(linked), f"{page.name} links to {target}#{anchor}"
+
+
+COMMANDS = re.findall(r"^\$ (onebasin .+)$", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def llamas(tmp_path_factory):
+    """The folder in which the README's commands are meant to run."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 32}
+    folder = tmp_path_factory.mktemp("readme")
+    for name in ("llama-a", "llama-b"):
+        transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).save_pretrained(folder / name)
+    return folder
+
+
+@pytest.mark.parametrize("line", COMMANDS, ids=[" ".join(line.split()[:2]) for line in COMMANDS])
+def test_a_command_of_the_readme_runs_as_it_is_written(line, llamas):
+    """In a shell, by the command that this environment has, and on the torchvision that it has."""
+    pytest.importorskip("typer")
+    pytest.importorskip("torchvision")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    ran = subprocess.run(line, shell=True, capture_output=True, text=True, cwd=llamas, env={**os.environ, "PATH": path})
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    written = re.findall(r"(?:-o|--report) (\S+)", line)
+    assert all((llamas / name).exists() for name in written)
 
 
 def anchors(page: Path) -> set[str]:
