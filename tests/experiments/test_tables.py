@@ -90,7 +90,7 @@ def test_settings_are_tried_on_other_networks_and_validation_data(tiny: Path):
 
 def test_deep_networks(tiny: Path):
     configs = [
-        {"network": n, "pair": 0, "method": m, "epochs": 1, "num_train": 20, "steps": 1}
+        {"network": n, "seeds": [0, 1], "method": m, "epochs": 1, "num_train": 20, "steps": 1}
         for n, m in (("resnet20", "wm"), ("vit", "naive"))
     ]
     records = run_experiment("depth", configs, tiny / "depth.jsonl")
