@@ -40,7 +40,7 @@ NAVIGATION = {
     "I study loss landscapes": ["method", "sinkhorn", "reproduction", "performance"],
     "I do continual or federated learning": ["howto/continual-learning", "howto/federated-averaging", "continual"],
     "Look up": ["reference/index", "coverage", "howto/add-a-rule"],
-    "Appendix": ["performance-notes", "growth"],
+    "Appendix": ["alignment-notes", "reproduction-notes", "continual-notes", "performance-notes", "growth"],
 }
 
 project = "onebasin"
