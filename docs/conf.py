@@ -28,6 +28,7 @@ NAVIGATION = {
         "howto/different-widths",
         "howto/provenance",
         "cli",
+        "scale",
     ],
     "I have two modules": [
         "alignment",

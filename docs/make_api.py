@@ -44,6 +44,7 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
             *("move_adapter", "move_optimizer"),
         ],
         "onebasin.tensors": ["LazyState"],
+        "onebasin.engines": ["make_engine"],
     },
     "Data": {"onebasin.datasets": ["digits", "mnist", "cifar10", "cifar100"]},
     "Continual learning": {

@@ -12,8 +12,9 @@ import onebasin
 
 ROOT = Path(onebasin.__file__).parent
 ROOMS = [
-    "startup", "torch_internals", "plots", "tensors", "datasets", "programs", "symmetries", "tracing", "landscape",
-    "operator", "relaxation", "descent", "matching", "continual", "checkpoints", "reporting", "", "cli", "__main__",
+    "startup", "torch_internals", "plots", "tensors", "engines", "datasets", "programs", "symmetries", "tracing",
+    "landscape", "operator", "relaxation", "descent", "matching", "continual", "checkpoints", "reporting", "", "cli",
+    "__main__",
 ]  # fmt: skip
 """In data-flow order; "" is the package itself, which collects the public names."""
 

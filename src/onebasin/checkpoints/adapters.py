@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -57,7 +58,8 @@ def move_adapter(permutation: Permutation | Transform, adapter: LazyState, trans
     names = translate_names(permutation.symmetry, shapes).names if is_kohya(shapes) else {key: key for key in shapes}
     parts = {key: _find_part(permutation.symmetry, name, shapes[key], transposed) for key, name in names.items()}
     if isinstance(permutation, Permutation):
-        return adapter.map(lambda key, value: permutation.move(value, parts[key].layout) if key in parts else value)
+        layouts = {key: part.layout for key, part in parts.items()}
+        return adapter.map(functools.partial(_move_part, permutation, layouts))
     for key, part in parts.items():
         if part.is_magnitude and is_multiplied(permutation, part.key):
             raise ValueError(f"{key!r} is a magnitude (DoRA) of a weight that is scaled or mixed, which it cannot follow")
@@ -65,7 +67,15 @@ def move_adapter(permutation: Permutation | Transform, adapter: LazyState, trans
     check_fixed(extended, adapter)
     moved = Permutation(extended, permutation.permutation.indices, check=False)
     whole = Transform(moved, permutation.logarithms, permutation.matrices)
-    return adapter.map(lambda key, value: whole.move(key, value) if key in parts else value)
+    return adapter.map(functools.partial(_transform_part, whole, frozenset(parts)))
+
+
+def _move_part(permutation: Permutation, layouts: Mapping[str, Layout], key: str, value: Tensor) -> Tensor:
+    return permutation.move(value, layouts[key]) if key in layouts else value
+
+
+def _transform_part(transform: Transform, keys: frozenset[str], key: str, value: Tensor) -> Tensor:
+    return transform.move(key, value) if key in keys else value
 
 
 def is_adapter(names: Iterable[str]) -> bool:

@@ -162,7 +162,7 @@ def join_parts(layout: FileLayout, parts: Mapping[str, Checkpoint]) -> Checkpoin
     is_renamed = any(part.original is not part for part in parts.values())
     return Checkpoint(
         {joined: part.shapes[key] for joined, (part, key) in keys.items()},
-        lambda joined: keys[joined][0][keys[joined][1]],
+        functools.partial(_read_joined, keys),
         layout,
         {f"{name}.{key}": f"{name}.{own}" for name, part in parts.items() for key, own in part.names.items()},
         tuple(f"{name}: {note}" for name, part in parts.items() for note in part.notes),
@@ -177,6 +177,11 @@ def join_parts(layout: FileLayout, parts: Mapping[str, Checkpoint]) -> Checkpoin
             for each in part.conversions
         ),
     )
+
+
+def _read_joined(keys: Mapping[str, tuple[Checkpoint, str]], joined: str) -> Tensor:
+    part, key = keys[joined]
+    return part[key]
 
 
 def split_parts(checkpoint: Checkpoint) -> dict[str, Checkpoint]:

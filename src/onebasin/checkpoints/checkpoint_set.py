@@ -16,6 +16,7 @@ from onebasin.checkpoints.factories import SPECIFICATIONS
 from onebasin.checkpoints.reading import open_checkpoint
 from onebasin.checkpoints.tensor_names import check_finite
 from onebasin.checkpoints.unknown_tensors import find_scales
+from onebasin.engines import LOCAL, Engine
 from onebasin.symmetries import Symmetry
 from onebasin.tensors.comparison import is_mixed
 
@@ -78,6 +79,7 @@ def open_models(
     ignore: Collection[str] = (),
     verify: bool | None = None,
     example_inputs: Any = None,
+    engine: Engine = LOCAL,
 ) -> CheckpointSet:
     """Open checkpoints, find their architecture and its symmetry, and check that they fit it.
 
@@ -89,6 +91,7 @@ def open_models(
         ignore: shell patterns for tensors that the model does not have.
         verify: check the symmetry on random weights; by default for models of up to 50 million parameters.
         example_inputs: used if no shapes are given and the architecture has no example inputs of its own.
+        engine: where the tensors are looked at.
 
     Raises:
         ValueError: if a checkpoint does not fit, is quantised, or holds NaN or infinity.
@@ -118,7 +121,9 @@ def open_models(
     checkpoints = tuple(fit_to_model(checkpoint, architecture.make, ignore) for checkpoint in opened)
     for checkpoint in checkpoints:
         _check_types(checkpoint, shapes)
-    check_finite(*checkpoints)
+    for checkpoint in checkpoints:
+        engine.check_states({str(checkpoint.path): checkpoint})
+    check_finite(*checkpoints, engine=engine)
     symmetry = architecture.symmetry(verify)
     for checkpoint in checkpoints:
         symmetry.bind(checkpoint)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import functools
 import itertools
 import math
 import sys
@@ -160,13 +161,17 @@ def _apply(checkpoint: Checkpoint, names: dict[str, str], conversions: tuple[Con
                 raise ValueError(f"{checkpoint.path} holds {key!r} twice, the second time as {conversion.names[0]!r}")
             shapes[key], sources[key] = shape, (conversion, number)
 
-    def read(key: str) -> Tensor:
-        if key in names:
-            return checkpoint[names[key]]
-        conversion, number = sources[key]
-        return conversion.convert([checkpoint[name] for name in conversion.names])[number]
-
+    read = functools.partial(_read_converted, checkpoint, names, sources)
     return Checkpoint(shapes, read, checkpoint.layout, names, checkpoint.notes, checkpoint.original, conversions)
+
+
+def _read_converted(
+    checkpoint: Checkpoint, names: dict[str, str], sources: dict[str, tuple[Conversion, int]], key: str
+) -> Tensor:
+    if key in names:
+        return checkpoint[names[key]]
+    conversion, number = sources[key]
+    return conversion.convert([checkpoint[name] for name in conversion.names])[number]
 
 
 def _copy_to_all(checkpoint: Checkpoint, key: str, names: Sequence[str]) -> Conversion:
@@ -175,7 +180,15 @@ def _copy_to_all(checkpoint: Checkpoint, key: str, names: Sequence[str]) -> Conv
     for other in others:
         if not torch.equal(checkpoint[first], checkpoint[other]):
             raise ValueError(f"{first!r} and {other!r} in {checkpoint.path} are one tensor of the model, but differ")
-    return Conversion(tuple(names), (key,), lambda found: [found[0]], lambda made: [made[0]] * len(names))
+    return Conversion(tuple(names), (key,), _take_first, functools.partial(_repeat_first, len(names)))
+
+
+def _take_first(found: Sequence[Tensor]) -> list[Tensor]:
+    return [found[0]]
+
+
+def _repeat_first(count: int, made: Sequence[Tensor]) -> list[Tensor]:
+    return [made[0]] * count
 
 
 def _convert_groups(checkpoint: Checkpoint, groups: Sequence[_Group], model: nn.Module) -> Iterator[Conversion]:
@@ -225,16 +238,18 @@ def _number_entries(group: _Group, model: nn.Module, shapes: _Shapes) -> list[Te
 def _make_functions(
     group: _Group, model: nn.Module, shapes: _Shapes
 ) -> tuple[Callable[[Sequence[Tensor]], list[Tensor]], Callable[[Sequence[Tensor]], list[Tensor]]]:
-    def convert(found: Sequence[Tensor]) -> list[Tensor]:
-        return list(group.run(model, found).values())
+    return functools.partial(_convert, group, model), functools.partial(_restore, group, model, shapes)
 
-    def restore(made: Sequence[Tensor]) -> list[Tensor]:
-        flat = torch.empty(sum(map(math.prod, shapes)), dtype=_SAME_SIZE[made[0].itemsize])
-        for numbers, value in zip(_number_entries(group, model, shapes), made, strict=True):
-            flat[numbers.reshape(-1)] = value.detach().cpu().contiguous().reshape(-1).view(flat.dtype)
-        return _cut(flat.view(made[0].dtype), shapes)
 
-    return convert, restore
+def _convert(group: _Group, model: nn.Module, found: Sequence[Tensor]) -> list[Tensor]:
+    return list(group.run(model, found).values())
+
+
+def _restore(group: _Group, model: nn.Module, shapes: _Shapes, made: Sequence[Tensor]) -> list[Tensor]:
+    flat = torch.empty(sum(map(math.prod, shapes)), dtype=_SAME_SIZE[made[0].itemsize])
+    for numbers, value in zip(_number_entries(group, model, shapes), made, strict=True):
+        flat[numbers.reshape(-1)] = value.detach().cpu().contiguous().reshape(-1).view(flat.dtype)
+    return _cut(flat.view(made[0].dtype), shapes)
 
 
 def _cut(flat: Tensor, shapes: _Shapes) -> list[Tensor]:

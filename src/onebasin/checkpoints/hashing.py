@@ -6,19 +6,18 @@ import hashlib
 from pathlib import Path
 
 from onebasin.checkpoints.checkpoint import Checkpoint
+from onebasin.engines import LOCAL, Engine
+from onebasin.engines.clock import spent_on
 
 
-def hash_files(checkpoint: Checkpoint) -> dict[str, str]:
+def hash_files(checkpoint: Checkpoint, engine: Engine = LOCAL) -> dict[str, str]:
     """The SHA-256 of each weight file, by its name or its place in a pipeline, as ``sha256sum`` prints it."""
-    found = {}
-    for place, file in checkpoint.layout.weight_files.items():
-        if file not in checkpoint.layout.files:
-            continue  # an index
-        found[place] = hash_file(file)
-    return found
+    layout = checkpoint.layout
+    files = {place: file for place, file in layout.weight_files.items() if file in layout.files}  # others are indices
+    return dict(zip(files, engine.map(hash_file, list(files.values())), strict=True))
 
 
 def hash_file(file: Path) -> str:
     """The SHA-256 of a file."""
-    with file.open("rb") as stream:
+    with spent_on("read"), file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from abc import ABC, abstractmethod
@@ -27,6 +28,7 @@ from onebasin.checkpoints.training_states import TrainingEntries, copy_tensors, 
 from onebasin.checkpoints.unknown_tensors import check_left, find_scales, is_quantized, lay_out_scales
 from onebasin.checkpoints.writing import check_entries, check_output, write_checkpoint
 from onebasin.checkpoints.written_types import widen
+from onebasin.engines import LOCAL, Engine
 from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.tensors.files import check_writable, read_json, write_atomically, write_torch
 from onebasin.tensors.progress import Progress
@@ -63,7 +65,14 @@ class MovedFile(ABC):
         """Refuse an output that cannot be written, or that is an input; `further` are other files in a folder."""
 
     @abstractmethod
-    def write(self, out: Path, force: bool = False, progress: Progress | None = None, beside: Beside | None = None) -> None:
+    def write(
+        self,
+        out: Path,
+        force: bool = False,
+        progress: Progress | None = None,
+        beside: Beside | None = None,
+        engine: Engine = LOCAL,
+    ) -> None:
         """Write it, whole or not at all; `beside` are other files in a folder, see `write_checkpoint`."""
 
 
@@ -75,6 +84,7 @@ def move_file(
     ignore: Collection[str] = (),
     model_only: bool = False,
     dtype: torch.dtype | None = None,
+    engine: Engine = LOCAL,
 ) -> MovedFile:
     """Move a file by a permutation or a transform of the model that it belongs to.
 
@@ -86,6 +96,7 @@ def move_file(
         ignore: shell patterns for tensors that the model does not have. They stay as they are.
         model_only: of a training checkpoint, write the model alone.
         dtype: the type of the floating tensors of what is written. If None, they keep their types.
+        engine: where the tensors are looked at.
 
     Raises:
         ValueError: if the file is damaged, or does not fit the permutation.
@@ -103,7 +114,7 @@ def move_file(
     if kind == "optimizer":
         raise ValueError(f"{path} is not the state dict of an optimiser: it needs 'state' and 'param_groups'")
     checkpoint = open_checkpoint(path)
-    check_finite(checkpoint)
+    check_finite(checkpoint, engine=engine)
     left = note_left_entries(checkpoint)
     if kind == "lora" or (kind == "auto" and is_adapter(checkpoint)):
         transposed = _is_transposed(checkpoint) if transposed is None else transposed
@@ -163,23 +174,27 @@ def _add_scales(
     layouts, moved = lay_out_scales(scales, model, permutation.symmetry), permutation.apply(model)
     own = permutation.permutation if isinstance(permutation, Transform) else permutation
 
-    def read(key: str) -> Tensor:
-        return own.move(model.original[key], layouts[key]) if key in layouts else moved[key]
-
-    def read_whole(key: str) -> Tensor:
-        return model.original[key] if key in layouts else model[key]
-
+    scaled = model.original.map(functools.partial(_move_scale, own, layouts))
     shapes = {**model.shapes, **{name: model.original.shapes[name] for name in scales}}
     names = {**model.names, **{name: name for name in scales}}
+    read_whole = functools.partial(_read_either, frozenset(layouts), model.original, model)
     whole = Checkpoint(shapes, read_whole, model.layout, names, model.notes, model.original, model.conversions)
     remark = f"scales and zero points of quantised weights, such as {next(iter(scales))}, are moved with them"
-    return whole, LazyState(shapes, read), (remark,)
+    return whole, LazyState(shapes, functools.partial(_read_either, frozenset(layouts), scaled, moved)), (remark,)
+
+
+def _read_either(keys: frozenset[str], first: LazyState, other: LazyState, key: str) -> Tensor:
+    return first[key] if key in keys else other[key]
+
+
+def _move_scale(permutation: Permutation, layouts: Mapping[str, Any], key: str, value: Tensor) -> Tensor:
+    return permutation.move(value, layouts[key])
 
 
 def _move_vector(permutation: Permutation | Transform, vector: LazyState) -> LazyState:
     if isinstance(permutation, Transform):
         return permutation.apply_difference(vector).lazily()
-    return vector.map(lambda key, value: permutation.move(value, permutation.symmetry.layouts[key]))
+    return vector.map(permutation.move_tensor)
 
 
 def _name_others(permutation: Permutation | Transform, adapter: Checkpoint) -> tuple[str, ...]:
@@ -218,8 +233,17 @@ class _MovedCheckpoint(MovedFile):
         check_output(out, self.checkpoint, force, inputs, further, self.dtype)
         check_entries(out, self.checkpoint, self.entries)
 
-    def write(self, out: Path, force: bool = False, progress: Progress | None = None, beside: Beside | None = None) -> None:
-        write_checkpoint(out, self.state, self.checkpoint, force, progress, beside, entries=self.entries, dtype=self.dtype)
+    def write(
+        self,
+        out: Path,
+        force: bool = False,
+        progress: Progress | None = None,
+        beside: Beside | None = None,
+        engine: Engine = LOCAL,
+    ) -> None:
+        write_checkpoint(
+            out, self.state, self.checkpoint, force, progress, beside, entries=self.entries, dtype=self.dtype, engine=engine
+        )
 
 
 @dataclass(frozen=True)
@@ -240,7 +264,14 @@ class _MovedOptimizer(MovedFile):
         check_apart(out, [self.path, *inputs])
         check_writable(out, force)
 
-    def write(self, out: Path, force: bool = False, progress: Progress | None = None, beside: Beside | None = None) -> None:
+    def write(
+        self,
+        out: Path,
+        force: bool = False,
+        progress: Progress | None = None,
+        beside: Beside | None = None,
+        engine: Engine = LOCAL,
+    ) -> None:
         self.check(out, force)
         write_atomically(out, lambda file: write_torch(file, copy_tensors(self.content)))
 

@@ -1,4 +1,4 @@
-"""Open checkpoints for reading, tensor by tensor: safetensors, PyTorch files, shards, Hugging Face folders.
+"""Open checkpoints for reading, tensor by tensor: safetensors, PyTorch files, shards, Hugging Face folders, DCP.
 
 No code from a file is run: PyTorch files are read by ``torch.load(weights_only=True)``, which refuses everything but
 tensors and plain containers.
@@ -6,11 +6,11 @@ tensors and plain containers.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,10 @@ from onebasin.checkpoints.checkpoint import (
     FileLayout,
     join_parts,
 )
+from onebasin.checkpoints.distributed import check_partitions, is_distributed, open_distributed
+from onebasin.checkpoints.file_versions import FileVersion
 from onebasin.checkpoints.pipeline_parts import find_parts
+from onebasin.engines.clock import spent_on
 from onebasin.tensors.files import check_nesting, check_regular, read_json
 
 _CONTAINERS = ("state_dict", "model_state_dict", "model", "module", "net", "ema")
@@ -35,6 +38,8 @@ _CONTAINERS = ("state_dict", "model_state_dict", "model", "module", "net", "ema"
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a safetensors or PyTorch file, an index of shards, a folder with one of those, or a pipeline of such folders.
+
+    A distributed checkpoint of PyTorch (a folder with ``.metadata`` and ``.distcp`` files) is read, too.
 
     Raises:
         FileNotFoundError: if there is nothing there, or a shard is missing.
@@ -63,6 +68,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def _open(path: Path) -> Checkpoint:
+    if path.is_dir() and is_distributed(path):
+        return open_distributed(path)
     file = _find_weights(path) if path.is_dir() else path
     return _open_shards(path, file) if file.name.endswith(".index.json") else _open_file(path, file)
 
@@ -76,6 +83,7 @@ def _find_weights(folder: Path) -> Path:
     for name in WEIGHT_FILES:
         if (folder / name).is_file():
             return folder / name
+    check_partitions(folder)
     raise ValueError(f"the folder {folder} holds no checkpoint: expected {', '.join(WEIGHT_FILES[:4])} or the like in it")
 
 
@@ -124,7 +132,12 @@ def _open_shards(path: Path, index: Path) -> Checkpoint:
     contents = {file: tuple(shard) for file, shard in shards.items()}
     metadata = {file: shard.layout.metadata.get(file, {}) for file, shard in shards.items()}
     shapes = {key: shard_of[key].shapes[key] for key in weight_map}
-    return Checkpoint(shapes, lambda key: shard_of[key][key], FileLayout(path, contents, index, metadata=metadata))
+    layout = FileLayout(path, contents, index, metadata=metadata)
+    return Checkpoint(shapes, functools.partial(_read_from_shard, shard_of), layout)
+
+
+def _read_from_shard(shard_of: Mapping[str, Checkpoint], key: str) -> Tensor:
+    return shard_of[key][key]
 
 
 def _open_safetensors(path: Path, file: Path) -> Checkpoint:
@@ -146,10 +159,7 @@ def _open_safetensors(path: Path, file: Path) -> Checkpoint:
         name: torch.empty(shape, dtype=SAFETENSORS_TYPES[dtype], device="meta") for name, (dtype, shape) in found.items()
     }
 
-    def read(name: str) -> Tensor:
-        version.check()
-        return _read_tensor(file, starts[name], shapes[name])
-
+    read = functools.partial(_read_checked, version, starts, shapes)
     return Checkpoint(shapes, read, FileLayout(path, {file: tuple(shapes)}, metadata={file: metadata}))
 
 
@@ -169,6 +179,12 @@ def _read_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _read_checked(version: FileVersion, starts: Mapping[str, int], shapes: Mapping[str, Tensor], name: str) -> Tensor:
+    with spent_on("read"):
+        version.check()
+        return _read_tensor(version.file, starts[name], shapes[name])
+
+
 def _read_tensor(file: Path, start: int, shape: Tensor) -> Tensor:
     """One tensor, copied: a tensor in a mapped file would end the process if the file became shorter."""
     content = torch.empty(shape.nbytes, dtype=torch.uint8)
@@ -177,30 +193,6 @@ def _read_tensor(file: Path, start: int, shape: Tensor) -> Tensor:
         if stream.readinto(content.numpy().data) < len(content):
             raise ValueError(f"{file} became shorter while it was read")
     return content.view(shape.dtype).reshape(shape.shape)
-
-
-@dataclass(frozen=True)
-class FileVersion:
-    """What tells whether a file has been changed since it was opened."""
-
-    file: Path
-    num_bytes: int
-    time: int
-
-    @classmethod
-    def of(cls, file: Path) -> FileVersion:
-        """The present one."""
-        status = file.stat()
-        return cls(file, status.st_size, status.st_mtime_ns)
-
-    def check(self) -> None:
-        """Refuse to read on in another version.
-
-        Raises:
-            ValueError: if the file has been changed.
-        """
-        if FileVersion.of(self.file) != self:
-            raise ValueError(f"{self.file} was changed while it was read")
 
 
 def _open_torch(path: Path, file: Path) -> Checkpoint:
@@ -216,17 +208,30 @@ def _open_torch(path: Path, file: Path) -> Checkpoint:
             raise ValueError(f"{key!r} in {file} is not a plain tensor but {value.layout}, {value.dtype}")
     shapes = {key: value.detach().to("meta") for key, value in tensors.items()}
 
-    def read(key: str) -> Tensor:
-        version.check()  # it is mapped
-        return tensors[key].detach()
-
     def read_others() -> Mapping[Any, Any]:
         version.check()
         return {key: value for key, value in content.items() if key != container} if container else {}
 
     layout = FileLayout(path, {file: tuple(shapes)}, container=container, extras=extras, read_others=read_others)
     notes = (f"the state dict is the entry {container!r} of {file.name}",) if container else ()
-    return Checkpoint(shapes, read, layout, notes=notes)
+    return Checkpoint(shapes, _TorchFile(version, container, tensors), layout, notes=notes)
+
+
+class _TorchFile:
+    """Reads tensors of a PyTorch file, which is mapped. In another process it is opened again, at the first tensor."""
+
+    def __init__(self, version: FileVersion, container: str, tensors: Mapping[str, Tensor] | None = None):
+        self.version, self.container, self.tensors = version, container, tensors
+
+    def __call__(self, key: str) -> Tensor:
+        self.version.check()
+        if self.tensors is None:
+            content = load_plain(self.version.file)
+            self.tensors = content[self.container] if self.container else content
+        return self.tensors[key].detach()
+
+    def __reduce__(self) -> Any:
+        return _TorchFile, (self.version, self.container)
 
 
 def load_plain(file: Path) -> Any:

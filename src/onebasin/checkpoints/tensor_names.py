@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import functools
 import itertools
 from collections.abc import Collection, Iterable, Mapping
 
 from torch import Tensor
 
 from onebasin.checkpoints.checkpoint import Checkpoint
+from onebasin.engines import LOCAL, Engine
 from onebasin.tensors import comparison
 
 PREFIXES = ("module.", "_orig_mod.", "model.", "transformer.", "net.", "encoder.", "bert.", "vit.")
@@ -92,10 +94,12 @@ def _rename(
     keys = {name: key for key, name in reversed(list(sources.items()))}
     conversions = [dataclasses.replace(each, keys=tuple(keys[key] for key in each.keys)) for each in checkpoint.conversions]
 
-    def read(key: str) -> Tensor:
-        return own[key] if key in own else checkpoint[sources[key]]
-
+    read = functools.partial(_read_renamed, checkpoint, sources, own)
     return Checkpoint(shapes, read, checkpoint.layout, names, notes, checkpoint.original, tuple(conversions))
+
+
+def _read_renamed(checkpoint: Checkpoint, sources: Mapping[str, str], own: Mapping[str, Tensor], key: str) -> Tensor:
+    return own[key] if key in own else checkpoint[sources[key]]
 
 
 def find_renaming(names: list[str], shapes: Mapping[str, Tensor]) -> tuple[dict[str, str], str]:
@@ -141,11 +145,12 @@ def _explain_unknown(checkpoint: Checkpoint, name: str, count: int, total: int) 
     return f"{name!r} in {checkpoint.path} {why}"
 
 
-def check_finite(*checkpoints: Checkpoint) -> None:
-    """Refuse checkpoints that hold NaN or infinity.
+def check_finite(*checkpoints: Checkpoint, engine: Engine = LOCAL) -> None:
+    """Refuse checkpoints that hold NaN or infinity; the engine looks at the tensors.
 
     Raises:
         ValueError: naming the first such tensor and its file.
     """
     for checkpoint in checkpoints:
-        comparison.check_finite({str(checkpoint.path): checkpoint})
+        with engine.hold(checkpoint):
+            comparison.check_finite({str(checkpoint.path): checkpoint}, engine.map)

@@ -8,8 +8,9 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,13 +24,18 @@ from onebasin.checkpoints.checkpoint import (
     take_part,
 )
 from onebasin.checkpoints.companion_files import CARD_NAME, copy_companion, find_companions
+from onebasin.checkpoints.distributed import CONVERSION, is_distributed
 from onebasin.checkpoints.input_protection import check_apart
 from onebasin.checkpoints.training_states import copy_tensors
 from onebasin.checkpoints.written_types import convert_configuration, convert_types
+from onebasin.engines import LOCAL, Engine
+from onebasin.engines.clock import spent_on
+from onebasin.engines.memory import Need
 from onebasin.tensors.files import (
     check_replaceable,
     check_writable,
     read_json,
+    remove_temporaries,
     write_atomically,
     write_folder_atomically,
     write_torch,
@@ -37,6 +43,8 @@ from onebasin.tensors.files import (
 from onebasin.tensors.progress import Progress
 from onebasin.tensors.states import LazyState, State, read_state
 
+_HELD_AT_ONCE = 8
+"""Copies of a tensor that is read, moved, mixed in a wider type, and written."""
 _TYPE_NAMES = {dtype: name for name, dtype in SAFETENSORS_TYPES.items()}
 
 
@@ -65,6 +73,11 @@ def check_output(
     """
     target = Path(path)
     check_apart(target, [like, *inputs])
+    if like.path.is_dir() and is_distributed(like.path):
+        raise ValueError(
+            f"{like.path} is a distributed checkpoint, which is read but not written: make a file of it first, "
+            f"{CONVERSION.format(folder=like.path)}"
+        )
     check_writable(target, force, folder=like.layout.is_folder)
     if like.layout.is_folder:
         names = _list_names(like)
@@ -93,6 +106,7 @@ def write_checkpoint(
     further: Collection[str] = (),
     entries: Mapping[Any, Any] | None = None,
     dtype: torch.dtype | None = None,
+    engine: Engine = LOCAL,
 ) -> None:
     """Write a state with the names, files and format of the checkpoint it was made from.
 
@@ -113,6 +127,8 @@ def write_checkpoint(
             Entries beside it in the file of `like` are not copied: they belong to the model as it was.
         dtype: the type of all floating tensors in the output, which its configuration tells as well. If None, they have the
             types of `state`.
+        engine: by which the safetensors files of a folder are written, each by one worker. If it has a journal, files that
+            are in there already are not written again.
 
     >>> import tempfile, torch
     >>> from pathlib import Path
@@ -130,19 +146,26 @@ def write_checkpoint(
     target = Path(path)
     tensors = _name_as_in_files(read_state(state), like)
     tensors = tensors if dtype is None else convert_types(tensors, dtype)
-    tensors = tensors if progress is None else _count_reads(tensors, progress)
+    if engine.is_apart and like.layout.is_folder:
+        engine.check_states({str(path): tensors})
+        largest = max((value.nbytes for value in tensors.shapes.values()), default=0)
+        engine.check_memory(Need(driver=0, worker=_HELD_AT_ONCE * largest))
+    elif progress is not None:
+        tensors = _count_reads(tensors, progress)
     if like.layout.is_folder:
+        staging = engine.journal.stage(target) if engine.journal is not None else None
 
         def write(folder: Path) -> None:
             for name, source in find_companions(like).copied.items():
                 copy_companion(source, folder / name)
-            _write_folder(folder, tensors, like.layout, entries)
+            with engine.hold(tensors):
+                _write_folder(folder, tensors, like.layout, entries, engine, progress)
             for place in ("", *like.layout.parts):
                 _convert_configuration(folder / place / "config.json", dtype)
             for name, write_file in (beside or {}).items():
                 write_file(folder / name)
 
-        write_folder_atomically(target, write, force, further)
+        write_folder_atomically(target, write, force, further, staging)
         return
     (file,) = like.layout.files
     if _find_format(target) == "safetensors":
@@ -181,17 +204,38 @@ def _name_as_in_files(state: State, like: Checkpoint) -> LazyState:
     shapes |= {name: given[key] for name, key in keys.items()}
     shapes |= {name: shapes[name].to(given[each.keys[0]].dtype) for name, (each, _) in parts.items()}
 
-    @functools.lru_cache(maxsize=2)  # of an expert's tensors, which follow each other, two kinds are stacked differently
-    def restore(conversion: Conversion) -> list[Tensor]:
-        return conversion.restore([state[key] for key in conversion.keys])
+    return LazyState(shapes, _NamedAsInFiles(state, like.original, keys, parts))
 
-    def read(name: str) -> Tensor:
-        if name in parts:
-            conversion, number = parts[name]
-            return restore(conversion)[number]
-        return state[keys[name]] if name in keys else like.original[name]
 
-    return LazyState(shapes, read)
+@dataclass(frozen=True)
+class _NamedAsInFiles:
+    """Reads the tensors of a state under their names in the files of a checkpoint.
+
+    Attributes:
+        state: the tensors.
+        original: the checkpoint, for tensors that the state does not have.
+        keys: of the state, by names in the files.
+        parts: for tensors that are stacked otherwise in the files, the conversion, and which of its tensors it is.
+    """
+
+    state: State
+    original: LazyState
+    keys: Mapping[str, str]
+    parts: Mapping[str, tuple[Conversion, int]]
+
+    def __call__(self, name: str) -> Tensor:
+        if name in self.parts:
+            conversion, number = self.parts[name]
+            return self._restore(conversion)[number]
+        return self.state[self.keys[name]] if name in self.keys else self.original[name]
+
+    @functools.cached_property
+    def _restore(self) -> Callable[[Conversion], list[Tensor]]:
+        # Of an expert's tensors, which follow each other, two kinds are stacked differently.
+        return functools.lru_cache(maxsize=2)(lambda each: each.restore([self.state[key] for key in each.keys]))
+
+    def __reduce__(self) -> Any:
+        return _NamedAsInFiles, (self.state, self.original, self.keys, self.parts)
 
 
 def _check_unsaved(state: State, like: Checkpoint) -> None:
@@ -212,22 +256,55 @@ def _count_reads(tensors: LazyState, progress: Progress) -> LazyState:
     return tensors.map(count)
 
 
-def _write_folder(folder: Path, tensors: LazyState, layout: FileLayout, entries: Mapping[Any, Any] | None) -> None:
+def _write_folder(
+    folder: Path,
+    tensors: LazyState,
+    layout: FileLayout,
+    entries: Mapping[Any, Any] | None,
+    engine: Engine,
+    progress: Progress | None,
+) -> None:
     """Write the weight files of a folder or, for a pipeline, those of its parts."""
     for name, part in layout.parts.items():
         (folder / name).mkdir(exist_ok=True)
-        own = LazyState(take_part(tensors.shapes, name), lambda key, name=name: tensors[f"{name}.{key}"])
-        _write_folder(folder / name, own, part, entries)
+        own = LazyState(take_part(tensors.shapes, name), functools.partial(_read_part, tensors, name))
+        _write_folder(folder / name, own, part, entries, engine, progress)
+    shards: list[_Shard] = []
     for file, names in layout.files.items() if not layout.parts else ():
-        shard = LazyState({name: tensors.shapes[name] for name in names}, tensors.__getitem__)
         if file.suffix in TORCH_ENDINGS:
-            _write_torch(folder / file.name, shard, layout, entries)
-        else:
-            _write_safetensors(folder / file.name, shard, layout.metadata.get(file))
+            own = LazyState({name: tensors.shapes[name] for name in names}, tensors.read)
+            with engine.counting(), spent_on("write"):
+                _write_torch(folder / file.name, own, layout, entries)
+        elif not (folder / file.name).is_file():  # else it is there from a run that was killed
+            shards.append(_Shard(folder / file.name, names, layout.metadata.get(file)))
+    done = sum(len(names) for names in layout.files.values()) - sum(len(shard.names) for shard in shards)
+    for shard, _ in zip(shards, engine.map(functools.partial(_write_shard, tensors), shards), strict=True):
+        done += len(shard.names)
+        if progress is not None and engine.is_apart:
+            progress("writing", done, len(tensors))
+    remove_temporaries(folder)
     if layout.index is not None:
         index = read_json(layout.index)
         index["metadata"] = {**(index.get("metadata") or {}), "total_size": tensors.num_bytes}
         (folder / layout.index.name).write_text(json.dumps(index, indent=2) + "\n")
+
+
+class _Shard(NamedTuple):
+    """A safetensors file to write, the tensors in it, and the metadata in its header."""
+
+    file: Path
+    names: tuple[str, ...]
+    metadata: Mapping[str, str] | None
+
+
+def _write_shard(tensors: LazyState, shard: _Shard) -> None:
+    own = LazyState({name: tensors.shapes[name] for name in shard.names}, tensors.read)
+    with spent_on("write"):
+        write_atomically(shard.file, lambda temporary: _write_safetensors(temporary, own, shard.metadata))
+
+
+def _read_part(tensors: LazyState, part: str, key: str) -> Tensor:
+    return tensors[f"{part}.{key}"]
 
 
 def _convert_configuration(file: Path, dtype: torch.dtype | None) -> None:

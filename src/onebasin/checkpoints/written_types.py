@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
@@ -31,7 +32,16 @@ def convert_types(tensors: State, dtype: torch.dtype) -> LazyState:
         ValueError: at the first tensor that holds numbers too large for the type, when it is read.
     """
     shapes = {name: shape.to(dtype) if shape.is_floating_point() else shape for name, shape in tensors.shapes.items()}
-    return LazyState(shapes, lambda name: convert_tensor(name, tensors[name], shapes[name].dtype))
+    return convert_to(tensors, shapes)
+
+
+def _read_as(tensors: State, shapes: Mapping[str, Tensor], name: str) -> Tensor:
+    return convert_tensor(name, tensors[name], shapes[name].dtype)
+
+
+def convert_to(tensors: State, shapes: Mapping[str, Tensor]) -> LazyState:
+    """The same tensors in the types of others of the same names. Each is converted when it is read."""
+    return LazyState(shapes, functools.partial(_read_as, tensors, shapes))
 
 
 def convert_tensor(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:

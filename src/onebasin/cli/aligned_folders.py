@@ -9,6 +9,7 @@ from pathlib import Path
 from onebasin.checkpoints import Checkpoint, check_apart, write_checkpoint
 from onebasin.cli import outputs
 from onebasin.cli.run_record import RunRecord
+from onebasin.engines import LOCAL, Engine
 from onebasin.tensors.files import check_writable
 from onebasin.tensors.progress import Progress
 from onebasin.tensors.states import State
@@ -58,7 +59,13 @@ class AlignedFolders:
         outputs.check_files([report, self.configuration], sources, force)
 
     def write(
-        self, states: Sequence[State], likes: Sequence[Checkpoint], record: RunRecord, force: bool, progress: Progress
+        self,
+        states: Sequence[State],
+        likes: Sequence[Checkpoint],
+        record: RunRecord,
+        force: bool,
+        progress: Progress,
+        engine: Engine = LOCAL,
     ) -> None:
         """Write the aligned models.
 
@@ -68,6 +75,7 @@ class AlignedFolders:
             record: of this run, for their cards.
             force: replace what exists.
             progress: called with what is being done.
+            engine: by which they are written.
         """
         first = self.models[0]
         for folder, path, state, like in zip(self.places, self.models, states, likes, strict=True):
@@ -77,4 +85,4 @@ class AlignedFolders:
             summary = f"{path.name}, {how} by onebasin for a merge; it computes what it did."
             roles = [(path, "the model"), *([(first, "what it was aligned to")] if path != first else [])]
             card = record.make_card(folder, summary, roles, {})
-            write_checkpoint(folder, state, like, force, progress, outputs.write_card(card))
+            write_checkpoint(folder, state, like, force, progress, outputs.write_card(card), engine=engine)

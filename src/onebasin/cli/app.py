@@ -27,6 +27,7 @@ from onebasin.cli.commands.provenance import provenance
 from onebasin.cli.commands.verify import verify
 from onebasin.cli.commands.widen import widen
 from onebasin.cli.console import PYDANTIC, escape_controls, make_console, remember_arguments, wants_json
+from onebasin.cli.engine_choice import close_engines
 from onebasin.cli.standard_output import reserved_for_result, set_result
 from onebasin.startup import INTERRUPTED, INTERRUPTION, raise_on_interrupt
 
@@ -107,6 +108,7 @@ def _run(arguments: list[str]) -> int:
             return _fail(f"there is not enough memory: {str(error).splitlines()[0]}", REFUSED)
         return _fail_unexpectedly(error)
     finally:
+        close_engines()
         signal.signal(signal.SIGTERM, previous)
 
 

@@ -34,6 +34,11 @@ def command_line() -> str:
     return shlex.join(["onebasin", *_arguments])
 
 
+def list_arguments() -> list[str]:
+    """The command line, without the name of the program."""
+    return list(_arguments)
+
+
 def wants_json() -> bool:
     """Whether the user asked for JSON."""
     return "--json" in _arguments

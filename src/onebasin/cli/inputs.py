@@ -19,6 +19,7 @@ from onebasin.checkpoints.factories import describe_call_error, import_object
 from onebasin.checkpoints.written_types import widen
 from onebasin.cli.console import Output
 from onebasin.datasets import digits
+from onebasin.engines import LOCAL, Engine
 from onebasin.landscape.batches import check_data, take_example
 from onebasin.landscape.evaluation import LOSSES
 from onebasin.matching.methods import METHODS, make_method
@@ -57,6 +58,7 @@ def read_models(
     check: bool | None,
     data: Any = None,
     allow: bool = True,
+    engine: Engine = LOCAL,
 ) -> CheckpointSet:
     """Find the architecture and the symmetry of checkpoints, check that they fit, and print the notes about them.
 
@@ -65,7 +67,7 @@ def read_models(
     """
     with output.status("reading and tracing"):
         example = take_example(data) if data is not None and not shapes else None
-        models = open_models(files, architecture, shapes or (), ignore or (), check, example)
+        models = open_models(files, architecture, shapes or (), ignore or (), check, example, engine)
         differences = find_differences(files, architecture)
         if not allow:
             check_differences(differences)

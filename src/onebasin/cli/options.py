@@ -9,11 +9,12 @@ from typing import Annotated, Literal
 import typer
 
 from onebasin.checkpoints.written_types import TypeName
+from onebasin.engines import EngineName
 from onebasin.landscape.calibration import RepairForm
 from onebasin.matching.methods import MethodName
 
-_model, _method, _data, _output = (
-    functools.partial(typer.Option, rich_help_panel=panel) for panel in ("Model", "Method", "Data", "Output")
+_model, _method, _data, _output, _engine = (
+    functools.partial(typer.Option, rich_help_panel=panel) for panel in ("Model", "Method", "Data", "Output", "Engine")
 )
 
 Architecture = Annotated[
@@ -138,3 +139,27 @@ DryRun = Annotated[
     bool, _output("--dry-run", help="Check the inputs, say what would be written and replaced, write nothing.")
 ]
 Json = Annotated[bool, _output("--json", help="Print one JSON object on standard output.")]
+
+Engine = Annotated[
+    EngineName | None,
+    _engine("--engine", metavar="ENGINE",
+            help="Where to read, compare and write tensors: local, processes (workers on this machine) or ray (a cluster). "
+            "The results are the same bits. Serves weight-matching and --symmetry permutation."),
+]  # fmt: skip
+Workers = Annotated[
+    int | None, _engine("--workers", min=1, metavar="N", help="How many work at a time. By default one for each core.")
+]
+Address = Annotated[
+    str | None,
+    _engine("--address", metavar="ADDRESS", help="Of the Ray cluster. By default RAY_ADDRESS, or one on this machine."),
+]
+Memory = Annotated[
+    str | None,
+    _engine("--memory", metavar="SIZE", help="What all processes on this machine may hold, such as 8GB. By default what is "
+            "free. Work that needs more is refused before it begins."),
+]  # fmt: skip
+Resume = Annotated[
+    bool,
+    _engine("--resume", help="Go on from what a killed run of the same command has decided and written. It is kept in a "
+            "hidden folder beside OUT by runs with --engine, and removed at their end."),
+]  # fmt: skip

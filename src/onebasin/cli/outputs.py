@@ -24,9 +24,10 @@ from onebasin.checkpoints import (
 )
 from onebasin.checkpoints.companion_files import CARD_NAME
 from onebasin.checkpoints.input_protection import follow_links
-from onebasin.checkpoints.written_types import convert_tensor, convert_types
+from onebasin.checkpoints.written_types import convert_to, convert_types
 from onebasin.cli.console import Output
 from onebasin.cli.run_record import RunRecord
+from onebasin.engines import LOCAL, Engine
 from onebasin.reporting import Report
 from onebasin.reporting.model_card import MARK, ModelCard, put_in_front
 from onebasin.symmetries import Permutation, Symmetry, Transform
@@ -156,13 +157,14 @@ def write_moved(
     beside: Mapping[str, Callable[[Path], None]] | None = None,
     entries: Mapping[Any, Any] | None = None,
     dtype: torch.dtype | None = None,
+    engine: Engine = LOCAL,
 ) -> None:
     """Write a moved checkpoint, and what moved it into `file`. That, and the later report, may lie in its folder."""
     further, beside = list_inside(out, like, [report]), dict(beside or {})
     if list_inside(out, like, [file]):
-        write_checkpoint(out, state, like, force, progress, {**beside, file.name: element.save}, further, entries, dtype)
-    else:
-        write_checkpoint(out, state, like, force, progress, beside, further, entries, dtype)
+        beside[file.name] = element.save
+    write_checkpoint(out, state, like, force, progress, beside, further, entries, dtype, engine)
+    if file.name not in beside:
         element.save(file)
 
 
@@ -201,7 +203,7 @@ def cast_like(like: Checkpoint, model: Model, dtype: torch.dtype | None = None) 
     """The state of a model in the types of a checkpoint, or its floating tensors in another type."""
     state = read_state(model).lazily()
     shapes = like.shapes if dtype is None else convert_types(like, dtype).shapes
-    return LazyState(shapes, lambda key: convert_tensor(key, state[key], shapes[key].dtype))
+    return convert_to(state, shapes)
 
 
 def save_report(path: Path | None, title: str, facts: dict[str, Any], record: RunRecord | None, **parts: Any) -> None:

@@ -13,6 +13,7 @@ from onebasin import __version__
 from onebasin.checkpoints import Checkpoint
 from onebasin.checkpoints.hashing import hash_file, hash_files
 from onebasin.cli.console import Output, command_line
+from onebasin.engines import LOCAL, Engine
 from onebasin.reporting.model_card import Ingredient, ModelCard
 
 _PACKAGES = ("torch", "transformers", "diffusers", "timm", "torchvision")
@@ -64,12 +65,16 @@ class RunRecord:
 
 
 def record_run(
-    output: Output, paths: Sequence[Path], files: Sequence[Checkpoint | Path], seed: int | None = None
+    output: Output,
+    paths: Sequence[Path],
+    files: Sequence[Checkpoint | Path],
+    seed: int | None = None,
+    engine: Engine = LOCAL,
 ) -> RunRecord:
     """Note how this command was run; the files are read for their hashes."""
     with output.status("hashing the inputs"):
         hashes = {
-            str(path): {file.name: hash_file(file)} if isinstance(file, Path) else hash_files(file)
+            str(path): {file.name: hash_file(file)} if isinstance(file, Path) else hash_files(file, engine)
             for path, file in zip(paths, files, strict=True)
         }
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -10,11 +10,12 @@ from typing import Any, Generic, Literal, Unpack, cast
 
 from torch import Tensor, nn
 
+from onebasin.engines import Engine, EngineName, opened
 from onebasin.landscape.batches import find_example
 from onebasin.matching.canonical_form import canonicalise
-from onebasin.matching.checks import check_call, check_models, find_symmetry, fit_start
+from onebasin.matching.checks import check_call, check_engine, check_models, find_symmetry, fit_start
 from onebasin.matching.methods import Method, MethodName, MethodOptions
-from onebasin.matching.problem import Entry, make_problem
+from onebasin.matching.problem import Entry, estimate_need, make_problem
 from onebasin.matching.recommendation import AUTO, recommend
 from onebasin.matching.scaling import Learned, Scaling
 from onebasin.matching.search import COPY_DETECTION, Search
@@ -117,6 +118,7 @@ class AlignOptions(MethodOptions, total=False):
     polish: bool | None
     progress: bool | Progress
     callback: Callable[[Entry], None] | None
+    engine: Engine | EngineName | None
 
 
 def align(
@@ -137,6 +139,7 @@ def align(
     polish: bool | None = None,
     progress: bool | Progress = False,
     callback: Callable[[Entry], None] | None = None,
+    engine: Engine | EngineName | None = None,
     **options: Unpack[MethodOptions],
 ) -> Alignment[M]:
     """Permute a model's hidden units so that the objective, for example the distance to the other's parameters, is smallest.
@@ -169,6 +172,8 @@ def align(
         polish: end with sweeps of weight matching where they lower the cost; if None, after "sinkhorn" without data.
         progress: show a progress line; or a function to call with what is done, how far, and how much there is.
         callback: called with every entry of the history.
+        engine: where lazy states are read and compared: "local", "processes" or "ray", or an engine that
+            `onebasin.engines.make_engine` made. The results are the same bits.
         **options: of the method, in place of an instance of it.
 
     Raises:
@@ -184,11 +189,18 @@ def align(
     >>> ob.align(twin, to=mlp, example_inputs=x).cost
     0.0
     """
+    if not isinstance(engine, Engine):
+        with opened(engine) as running:
+            return align(
+                model, to, example_inputs, symmetry, method, objective, data, init, groups, kinds, scaling, seed, restarts,
+                detect_copy, polish, progress, callback, running, **options,
+            )  # fmt: skip
     begin = time.perf_counter()
     call = check_call(
         [model], symmetry=symmetry, method=method, objective=objective, data=data, init=init, groups=groups, kinds=kinds,
         scaling=scaling, seed=seed,
-        restarts=restarts, detect_copy=detect_copy, polish=polish, progress=progress, callback=callback, **options,
+        restarts=restarts, detect_copy=detect_copy, polish=polish, progress=progress, callback=callback,
+        engine=engine, **options,
     )  # fmt: skip
     prepared: list[str] = []
     if isinstance(model, nn.Module) and isinstance(to, nn.Module) and is_narrower(model, to):
@@ -196,7 +208,7 @@ def align(
         if inputs is None:
             raise ValueError("the target has more units than the model: give example_inputs= or data= to widen it with")
         model, prepared = widen(model, to, inputs), [WIDENED]
-    check_models(model, to)
+    check_models(model, to, engine)
     if kinds == "all" and symmetry is None:
         (model, to), symmetry, changed = canonicalise([model, to], example_inputs, call.data)
         prepared = [*prepared, *changed]
@@ -214,6 +226,7 @@ def align(
     elif method == AUTO:
         notes += [f"{call.method.name} was chosen: the options are for it."]
     named, *later = (each for each in methods if each is not None)
+    check_engine(engine, (named, *later), call.objective, symmetry)
     history: list[Entry] = []
 
     def report(entry: Entry) -> None:
@@ -224,7 +237,9 @@ def align(
     lazily = named.reads_lazily and not call.objective.uses_data and (start is None or _reads_lazily(start))
     with show_progress(progress) as show, seeded(seed, read_state(to).device):
         problem = make_problem(model, to, chosen, call.objective, call.data, lazily)
-        problem = replace(problem, seed=seed, report=report, progress=show)
+        problem = replace(problem, seed=seed, report=report, progress=show, engine=engine)
+        if problem.source.is_lazy:
+            engine.check_memory(estimate_need(problem))
         start_cost = problem.cost(chosen.identity())
         search = Search(problem, symmetry, named, polish)
         found = search.find_copy() if detect_copy and not named.resumes else None

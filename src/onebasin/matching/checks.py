@@ -8,12 +8,13 @@ from typing import Any, get_args
 
 from torch import nn
 
+from onebasin.engines import LOCAL, Engine
 from onebasin.landscape.batches import check_data, find_example
 from onebasin.matching.methods import METHODS, Method, make_method
 from onebasin.matching.methods.base import check_choice, check_count, check_flag
 from onebasin.matching.recommendation import AUTO
 from onebasin.matching.scaling import Scaling
-from onebasin.relaxation.objectives import Objective, as_objective
+from onebasin.relaxation.objectives import Objective, WeightDistance, as_objective
 from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.tensors.comparison import check_alike, check_finite
 from onebasin.tensors.states import Model, read_state
@@ -21,7 +22,7 @@ from onebasin.tracing import Kinds
 from onebasin.tracing import symmetry as trace
 
 
-def check_models(source: Model, target: Model) -> None:
+def check_models(source: Model, target: Model, engine: Engine = LOCAL) -> None:
     """Refuse models that differ in keys or shapes, or hold NaN.
 
     Raises:
@@ -30,7 +31,38 @@ def check_models(source: Model, target: Model) -> None:
     states = {"the model to permute": read_state(source), "the model to align to": read_state(target)}
     names = list(states)
     check_alike(states[names[0]], states[names[1]], *names)
-    check_finite(states)
+    engine.check_states(states)
+    with engine.hold(*states.values()):
+        check_finite(states, engine.map)
+
+
+def check_engine(engine: Engine, methods: Sequence[Method], objective: Objective, symmetry: Symmetry | None) -> None:
+    """Refuse what workers that read files cannot do.
+
+    Args:
+        engine: where the work is done; the local one does everything.
+        methods: to align by.
+        objective: to minimise.
+        symmetry: of the models, if it is known.
+
+    Raises:
+        ValueError: saying what the engine serves.
+    """
+    if not engine.is_apart:
+        return
+    for method in methods:
+        if not method.reads_lazily:
+            raise ValueError(
+                f"engine={engine.name!r} serves the method 'weight-matching', and {method.name} needs the networks in "
+                "memory: take method='weight-matching' or engine='local'"
+            )
+    if type(objective) is not WeightDistance:
+        raise ValueError(
+            f"engine={engine.name!r} serves the objective WeightDistance, and {type(objective).__name__} runs the networks "
+            "or is a function of whole states: take engine='local'"
+        )
+    if symmetry is not None and (symmetry.scales or symmetry.bases):
+        raise ValueError(f"engine={engine.name!r} serves permutations alone: take kinds='permutation' or engine='local'")
 
 
 @dataclass(frozen=True)
@@ -70,6 +102,7 @@ def check_call(
     polish: Any = None,
     progress: Any = False,
     callback: Any = None,
+    engine: Any = None,
     **options: Any,
 ) -> Call:
     """Check what can be checked without tracing or running a model; the arguments are those of `align`.
@@ -90,6 +123,7 @@ def check_call(
         polish: likewise.
         progress: likewise.
         callback: likewise.
+        engine: likewise.
         **options: likewise.
 
     Raises:
@@ -124,6 +158,13 @@ def check_call(
     for each in (call.method, call.init):
         if isinstance(each, Method):
             _check_method_data(each, models, call.data)
+    if isinstance(engine, Engine):
+        methods = [each for each in (call.method, call.init) if isinstance(each, Method)]
+        check_engine(engine, methods, call.objective, symmetry)
+        if engine.is_apart and kinds != "permutation":
+            raise ValueError(f"engine={engine.name!r} serves permutations alone: take kinds='permutation'")
+        for model in models:
+            engine.check_states({"the model": read_state(model)})
     return call
 
 

@@ -7,9 +7,13 @@ once, with one pass over the tensors. Networks that are no copies differ in the 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
+from onebasin.engines.clock import spent_on
 from onebasin.matching.problem import Problem
 from onebasin.matching.scores import innermost_axes, member_blocks, products, reduce_to
 from onebasin.relaxation.hardening import harden, joint_groups
@@ -30,7 +34,12 @@ def find_copy(problem: Problem) -> Permutation | None:
 
     Where units cannot be told apart by their fingerprints a copy may be missed.
     """
-    symmetry = problem.symmetry
+    with problem.held():
+        return _find_copy(problem)
+
+
+def _find_copy(problem: Problem) -> Permutation | None:
+    symmetry, engine = problem.symmetry, problem.engine
     prints = _take_fingerprints(problem)
     if prints is None:
         return None
@@ -40,8 +49,13 @@ def find_copy(problem: Problem) -> Permutation | None:
         found = harden(symmetry, scores, groups)
         indices.update({group.name: found[group.name] for group in groups})
     guess = Permutation(symmetry, indices, check=False)
-    moved = ((guess.move(problem.source[key], symmetry.layouts[key]), problem.target[key]) for key in problem.keys)
-    return guess if all(torch.equal(ours, theirs) for ours, theirs in moved) else None
+    with engine.hold(guess):
+        return guess if all(engine.map(functools.partial(_is_equal, problem.bare, guess), problem.keys)) else None
+
+
+def _is_equal(problem: Problem, guess: Permutation, key: str) -> bool:
+    with spent_on("score"):
+        return torch.equal(guess.move_tensor(key, problem.source[key]), problem.target[key])
 
 
 Fingerprints = dict[str, list[tuple[Tensor, Tensor]]]
@@ -52,25 +66,46 @@ def _take_fingerprints(problem: Problem) -> Fingerprints | None:
     """None if a number shows that these are no copies."""
     symmetry = problem.symmetry
     prints: Fingerprints = {name: [] for name in symmetry.groups}
-    for key in problem.keys:
-        wanting = {name: group for name, group in symmetry.groups.items() if len(prints[name]) < _NUM_PRINTS}
-        if not names(symmetry.layouts[key]) & wanting.keys():
-            continue
+
+    def list_wanted() -> Iterator[tuple[str, frozenset[str]]]:
+        for key in problem.keys:
+            wanting = frozenset(name for name, some in prints.items() if len(some) < _NUM_PRINTS)
+            if names(symmetry.layouts[key]) & wanting:
+                yield key, wanting
+
+    for found in problem.engine.map(functools.partial(_print_tensor, problem.bare), list_wanted()):
+        # Workers may have looked for more than is still wanting.
+        full = {name for name, some in prints.items() if len(some) >= _NUM_PRINTS}
+        for name, (norm, other, spread, largest), numbers in found:
+            if name in full:
+                continue
+            if abs(norm - other) > _SAME_NORM * norm:
+                return None
+            if spread > _LEAST_SPREAD * largest:
+                prints[name].append((numbers[0] / spread, numbers[1] / spread))
+    return prints
+
+
+def _print_tensor(
+    problem: Problem, wanted: tuple[str, frozenset[str]]
+) -> list[tuple[str, list[float], tuple[Tensor, Tensor]]]:
+    """For groups on a tensor: norms of the numbers of target and source, their spread and size, and the numbers."""
+    key, wanting = wanted
+    symmetry, found = problem.symmetry, []
+    with spent_on("score"):
         for block in member_blocks(symmetry.layouts[key], symmetry.groups, problem.target[key], problem.source[key]):
             for axis, chain in innermost_axes(symmetry.groups, block).items():
-                if block.labels[axis] not in wanting:
+                name = block.labels[axis] or ""
+                if name not in wanting:
                     continue
                 alone = len(chain) == len(block.labels)  # nothing to reduce: a bias
                 for reduction in (torch.sum,) if alone else (torch.sum, torch.linalg.vector_norm):
-                    numbers = [reduce_to(tensor, chain, reduction).double() for tensor in block.tensors]
-                    norms = [torch.linalg.vector_norm(n) for n in numbers]
-                    largest = torch.linalg.vector_norm(numbers[0], float("inf"))
-                    norm, other, spread, largest = torch.stack([*norms, numbers[0].std(), largest]).tolist()
-                    if abs(norm - other) > _SAME_NORM * norm:
-                        return None
-                    if spread > _LEAST_SPREAD * largest:
-                        prints[block.labels[axis] or ""].append((numbers[0] / spread, numbers[1] / spread))
-    return prints
+                    ours, theirs = (reduce_to(tensor, chain, reduction).double() for tensor in block.tensors)
+                    norms = [torch.linalg.vector_norm(each) for each in (ours, theirs)]
+                    largest = torch.linalg.vector_norm(ours, float("inf"))
+                    measured = torch.stack([*norms, ours.std(), largest]).tolist()
+                    found.append((name, measured, (ours, theirs)))
+    return found
 
 
 def _compare(problem: Problem, group: Group, prints: list[tuple[Tensor, Tensor]]) -> Tensor:

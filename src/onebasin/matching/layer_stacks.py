@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from onebasin.tensors.states import LazyState, State
 
@@ -32,7 +35,10 @@ class Stack:
     def view(self, few: State, many: State, shift: int) -> LazyState:
         """The state with more blocks under the keys of the other one."""
         shapes = {key: many.shapes[self.rename(key, shift)].to("meta") for key in few.shapes}
-        return LazyState(shapes, lambda key: many[self.rename(key, shift)], many.device)
+        return LazyState(shapes, functools.partial(self._read, many, shift), many.device)
+
+    def _read(self, many: State, shift: int, key: str) -> Tensor:
+        return many[self.rename(key, shift)]
 
 
 def find_stack(first: State, other: State) -> Stack | None:

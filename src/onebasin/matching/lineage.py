@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import functools
+import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from onebasin.engines import Engine, EngineName, opened
+from onebasin.engines.clock import spent_on
 from onebasin.landscape.batches import check_data, find_example
 from onebasin.matching.canonical_form import canonicalise
 from onebasin.matching.chance import combine
@@ -29,6 +33,7 @@ from onebasin.symmetries.transform import check_fixed
 from onebasin.tensors.comparison import check_alike, check_finite, is_mixed
 from onebasin.tensors.progress import Progress, show_progress
 from onebasin.tensors.states import Model, State, read_state
+from onebasin.tensors.sums import add_up, sum_pieces
 from onebasin.tracing import Kinds
 
 Relation = Literal["same", "derived", "independent", "unknown"]
@@ -134,6 +139,7 @@ def provenance(
     tolerance: float = 0.05,
     seed: int = 0,
     progress: bool | Progress = False,
+    engine: Engine | EngineName | None = None,
 ) -> Provenance:
     """Does one network come from the other, or do both come from the same start?
 
@@ -157,6 +163,8 @@ def provenance(
         tolerance: of the residual test.
         seed: of random choices: which units of large groups are compared, and how ties are broken.
         progress: show a progress line; or a function to call with what is done, how far, and how much there is.
+        engine: where lazy states are checked, compared for an exact copy, and measured, see `onebasin.align`. The tests of
+            groups run one after another in this process.
 
     Raises:
         ValueError: before any work is done, if the networks do not fit, hold NaN, or something is missing or out of range.
@@ -169,11 +177,14 @@ def provenance(
     >>> ob.provenance(one, other, x).relation
     'same'
     """
+    if not isinstance(engine, Engine):
+        with opened(engine) as running:
+            return provenance(a, b, example_inputs, symmetry, data, kinds, level, tolerance, seed, progress, running)
     begin = time.perf_counter()
     _check_numbers(level, tolerance, seed)
     batches = None if data is None else check_data(data, needs_target=False)
     example = find_example(example_inputs, batches)
-    stack = _check_states(a, b)
+    stack = _check_states(a, b, engine)
     swapped = stack is not None and len(read_state(a).shapes) > len(read_state(b).shapes)
     first, other = (b, a) if swapped else (a, b)
     are_modules = isinstance(first, nn.Module) and isinstance(other, nn.Module)
@@ -187,7 +198,9 @@ def provenance(
         for shift in range(1 if stack is None else len(stack.many)):
             seen = other if stack is None else _fit_blocks(first, other, stack, shift)
             setting = _prepare(first, seen, example, symmetry, kinds)
-            comparison = _Comparison(replace(setting.problem, seed=seed, progress=show), tolerance, stack, shift)
+            comparison = _Comparison(
+                replace(setting.problem, seed=seed, progress=show, engine=engine), tolerance, stack, shift
+            )
             notes += [note for note in setting.notes if note not in notes]
             comparison.run(look_for_copy=stack is None)
             finished.append(comparison)
@@ -203,7 +216,7 @@ def _check_numbers(level: float, tolerance: float, seed: int) -> None:
     check_count("seed", seed)
 
 
-def _check_states(a: Model, b: Model) -> Stack | None:
+def _check_states(a: Model, b: Model, engine: Engine) -> Stack | None:
     """Refuse networks that cannot be compared; the blocks in which they differ, if it is only their number."""
     states = {"A": read_state(a), "B": read_state(b)}
     one, other = states.values()
@@ -212,7 +225,9 @@ def _check_states(a: Model, b: Model) -> Stack | None:
         stack = find_stack(one, other)
     if stack is None:
         check_alike(one, other, "A", "B")
-    check_finite(states)
+    engine.check_states(states)
+    with engine.hold(one, other):
+        check_finite(states, engine.map)
     return stack
 
 
@@ -332,26 +347,41 @@ class _Comparison:
             self.is_copy = self._is_same(self.transform)
 
     def _measure(self, transform: Transform | None) -> dict[str, float]:
-        moved = self._move(transform)
-        return {key: _compare_sizes(moved, self.problem.target, [key]) for key in self.problem.keys}
+        sizes = self._map_sizes(self._move(transform), self.problem.keys)
+        return {key: _divide(*each) for key, each in zip(self.problem.keys, sizes, strict=True)}
+
+    def _map_sizes(self, moved: State, keys: Sequence[str]) -> list[tuple[float, float]]:
+        problem = self.problem
+        with problem.held(), problem.engine.hold(moved):
+            return list(problem.engine.map(functools.partial(_measure_sizes, moved, problem.target), keys))
 
     def _is_same(self, transform: Transform | None) -> bool:
         """Whether parameters, and statistics of norms, are equal up to rounding."""
         moved, target = self._move(transform), self.problem.target
         buffers = [key for key, value in target.shapes.items() if is_mixed(value) and key not in self.problem.keys]
-        return all(_compare_sizes(moved, target, keys) ** 2 <= EQUAL for keys in (self.problem.keys, buffers))
+        for keys in (self.problem.keys, buffers):
+            sums = [math.fsum(each) for each in zip(*self._map_sizes(moved, keys), strict=True)]
+            if sums and _divide(*sums) ** 2 > EQUAL:
+                return False
+        return True
 
     def _move(self, transform: Transform | None) -> State:
         return self.problem.source if transform is None else self.problem.source.lazily().map(transform.move)
 
 
-def _compare_sizes(state: State, target: State, keys: Iterable[str]) -> float:
-    """The norm of the difference of some tensors, relative to that of the target's."""
-    differences, squares = 0.0, 0.0
-    for key in keys:
-        value = target[key].double()
-        squares += float(value.square().sum())
-        differences += float((state[key].double() - value).square().sum())
+def _measure_sizes(state: State, target: State, key: str) -> tuple[float, float]:
+    """The squared norm of the difference of two tensors, and that of the target's."""
+    with spent_on("score"):
+        own, value = state[key], target[key]
+        return add_up(sum_pieces(_square_difference, own, value)), add_up(sum_pieces(_square_difference, value * 0, value))
+
+
+def _square_difference(first: Tensor, other: Tensor) -> Tensor:
+    return (first.double() - other.double()).square().sum()
+
+
+def _divide(differences: float, squares: float) -> float:
+    """The norm of a difference, relative to that of the target's."""
     return (differences / squares) ** 0.5 if squares else float(differences > 0)
 
 

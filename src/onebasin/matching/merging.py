@@ -10,6 +10,7 @@ from typing import Any, Literal, Unpack, cast, get_args
 import torch
 from torch import nn
 
+from onebasin.engines import Engine, opened
 from onebasin.landscape.batches import check_data, take_example
 from onebasin.landscape.calibration import DATA_FREE, RepairForm, check_form
 from onebasin.landscape.calibration import repair as repair_statistics
@@ -100,6 +101,12 @@ def merge(
     torch.Size([16, 2])
     >>> closer_to_a = ob.merge([a, b], example_inputs=x, weights=[3, 1])
     """
+    if not isinstance(given := options.get("engine"), Engine):
+        with opened(given) as running:
+            return merge(
+                models, example_inputs, weights, repair, symmetry, method, reference, max_rounds, seed, on_aligned,
+                on_result, init, layer_weights, **{**options, "engine": running},
+            )  # fmt: skip
     if "to" in options:
         raise TypeError("merge has no argument to=: what the models are aligned to is reference='first', 'mean' or 'common'")
     models = list(models)
@@ -120,6 +127,8 @@ def merge(
     if form is not None and not all(isinstance(model, nn.Module) for model in models):
         raise ValueError("repair needs the networks: give modules, not state dicts")
     _check_negative(shares, form, reference)
+    if given.is_apart and reference == "common" and len(models) > 2:
+        raise ValueError(f"engine={given.name!r} holds no models in memory: take reference='first' or 'mean'")
     states = [read_state(model) for model in models]
     for number, state in enumerate(states[1:], start=2):
         check_alike(states[0], state, "the first model", f"model {number}")
@@ -142,10 +151,12 @@ def merge(
     ):
         twins = [make_twin(cast(nn.Module, model), symmetry, batches) for model in models]
         if all(twins):
-            given = {"weights": weights, "repair": batches, "method": method, "seed": seed, "reference": reference}
-            given |= {**options, "init": starts, "kinds": "positive"}
+            passed = {"weights": weights, "repair": batches, "method": method, "seed": seed, "reference": reference}
+            passed |= {**options, "init": starts, "kinds": "positive"}
             found = [twin[0] for twin in twins if twin is not None]
-            return cast(M, _merge_twins(models[0], found, call, {**given, "on_aligned": on_aligned, "on_result": on_result}))
+            return cast(
+                M, _merge_twins(models[0], found, call, {**passed, "on_aligned": on_aligned, "on_result": on_result})
+            )
 
     def align_model(number: int, model: Model, to: Model, start: Start) -> Alignment[Any]:
         result = align(model, to, symmetry=symmetry, method=method, seed=seed, init=start, **options)

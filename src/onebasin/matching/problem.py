@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,11 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from onebasin.engines import LOCAL, Engine
+from onebasin.engines.clock import spent_on
+from onebasin.engines.engine import FAN_IN
+from onebasin.engines.memory import Need
 from onebasin.landscape.normalised_twin import make_twin
-from onebasin.relaxation.objectives import Objective, each_tied_once, parameter_keys
+from onebasin.relaxation.hardening import joint_groups
+from onebasin.relaxation.objectives import Objective, WeightDistance, each_tied_once, parameter_keys
+from onebasin.relaxation.plans import plan_shape
 from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.tensors.progress import Progress
-from onebasin.tensors.states import Model, State, StateDict, read_state
+from onebasin.tensors.states import LazyState, Model, State, StateDict, read_state
 from onebasin.torch_internals import tree_map
 
 Entry = dict[str, Any]
@@ -45,6 +54,7 @@ class Problem:
         report: called with every entry of the history.
         progress: called within a sweep or a descent with what is being done, how much of it is done, and how much there is.
         is_started: whether the source was moved to where scales or bases are to start, so that none are to be found anew.
+        engine: where work on tensors of lazy states is done.
     """
 
     symmetry: Symmetry
@@ -59,6 +69,18 @@ class Problem:
     report: Callable[[Entry], None] = ignore
     progress: Progress = ignore
     is_started: bool = False
+    engine: Engine = LOCAL
+
+    @functools.cached_property
+    def bare(self) -> Problem:
+        """The tensors and the symmetry alone, as workers need them."""
+        return Problem(self.symmetry, self.source, self.target, self.keys, WeightDistance(), seed=self.seed)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside, the tensors and the symmetry are sent to workers once."""
+        with self.engine.hold(self.bare, self.symmetry, self.source, self.target):
+            yield
 
     @property
     def device(self) -> torch.device:
@@ -91,8 +113,7 @@ class Problem:
 
     def permuted(self, permutation: Permutation) -> State:
         """The source, permuted hard; only tensors that move are new."""
-        layouts = self.symmetry.layouts
-        return self.source.map(lambda key, value: permutation.move(value, layouts[key]))
+        return self.source.map(functools.partial(_move, permutation, self.symmetry))
 
     def advance(self, current: State, update: Permutation, total: Permutation, keys: Iterable[str]) -> State:
         """The source permuted by `total`, computed from an earlier permuted source where that is in memory.
@@ -128,16 +149,32 @@ class Problem:
         """The cost of a hard permutation."""
         if self.objective.uses_data:
             return self.cost_of(self.permuted(permutation))
+        if self.source.is_lazy and type(self.objective) is WeightDistance:
+            return self._sum_costs(self.objective, self.permuted(permutation))
         lazy = replace(self, source=self.source.lazily())  # a distance reads each tensor once: one at a time is held
         return self.cost_of(lazy.permuted(permutation))
 
+    def _sum_costs(self, objective: WeightDistance, moved: State) -> float:
+        """A distance of lazy states: sums over tensors, which the engine computes."""
+        keys = objective.keys or self.keys
+        function = functools.partial(_measure_part, objective, self.target, moved)
+
+        def measure() -> dict[str, float]:
+            with self.held(), self.engine.hold(moved):
+                sums = list(self.engine.map(function, split_keys(keys)))
+            return {"cost": objective.combine([each for part in sums for each in part])}
+
+        return float(self.engine.remember(measure)["cost"])
+
     def cost_of_copy(self, permutation: Permutation) -> float:
         """The cost of a permutation that is known to make the parameters equal to the target's: they need not be moved."""
-        layouts, known = self.symmetry.layouts, set(self.keys)
         source = self.source.lazily()
-        return self.cost_of(
-            source.map(lambda key, value: self.target[key] if key in known else permutation.move(value, layouts[key]))
-        )
+        moved = replace(self, source=source).permuted(permutation)
+        read = functools.partial(_read_copy, frozenset(self.keys), self.target, moved)
+        copied = LazyState(source.shapes, read, source.device)
+        if self.source.is_lazy and type(self.objective) is WeightDistance:
+            return self._sum_costs(self.objective, copied)
+        return self.cost_of(copied)
 
     def cost_of(self, params: State) -> float:
         """The cost of hard parameters: the mean over the batches that permutations are compared on."""
@@ -146,6 +183,37 @@ class Problem:
                 return float(self.objective.judge(params, self.target, None))
             costs = [self.objective.judge(self.fresh(params), self.target, batch) for batch in self.compared]
             return float(torch.stack(costs).mean())
+
+
+def _move(permutation: Permutation, symmetry: Symmetry, key: str, value: Tensor) -> Tensor:
+    return permutation.move(value, symmetry.layouts[key])
+
+
+def _read_copy(keys: frozenset[str], target: State, moved: State, key: str) -> Tensor:
+    return target[key] if key in keys else moved[key]
+
+
+def estimate_need(problem: Problem) -> Need:
+    """What weight matching of lazy states holds at a time: a pair of tensors, and the scores of joint groups."""
+    symmetry, item = problem.symmetry, problem.dtype.itemsize
+    largest = max(problem.target.shapes[key].numel() for key in problem.keys)
+    plans = [
+        sum(math.prod(plan_shape(symmetry, group)) for group in groups) * item for groups in joint_groups(symmetry)
+    ] or [0]
+    levels = 1 + math.ceil(math.log(max(len(problem.keys), 2), FAN_IN))
+    under_way = 2 * problem.engine.workers if problem.engine.is_apart else 0
+    # A pair of tensors in the computing type, the source before it is moved, and what a product or a reading copies.
+    return Need(driver=max(plans) * (levels + 4 + under_way), worker=5 * largest * item + 4 * max(plans))
+
+
+def split_keys(keys: Sequence[str]) -> list[list[str]]:
+    """Tensors in portions that one task works on. How they are split fixes the order of sums."""
+    return [list(keys[start : start + FAN_IN]) for start in range(0, len(keys), FAN_IN)]
+
+
+def _measure_part(objective: WeightDistance, target: State, source: State, keys: Sequence[str]) -> list[tuple[float, ...]]:
+    with spent_on("score"):
+        return [objective.sums(source[key], target[key]) for key in keys]
 
 
 def make_problem(

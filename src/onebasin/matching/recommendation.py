@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from onebasin.engines.memory import available_memory
 from onebasin.matching.methods import ActivationMatching, Exchange, Method, Sinkhorn, WeightMatching
-from onebasin.matching.methods.sinkhorn import available_memory, plan_memory
+from onebasin.matching.methods.sinkhorn import plan_memory
 from onebasin.relaxation.objectives import Objective, WeightDistance
 from onebasin.symmetries import Symmetry
 from onebasin.symmetries.layout import factors

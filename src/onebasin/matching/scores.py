@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,12 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from onebasin.matching.problem import Problem
+from onebasin.engines.clock import spent_on
+from onebasin.matching.problem import Problem, split_keys
 from onebasin.relaxation.plans import plan_shape
-from onebasin.symmetries import Group, Symmetry
+from onebasin.symmetries import Group, Permutation, Symmetry
 from onebasin.symmetries.layout import Term, names
 from onebasin.symmetries.unrolling import Block, names_to_unroll, unroll
 from onebasin.tensors.states import State
+from onebasin.tensors.sums import add_up, inner, sum_pieces
 
 
 def member_blocks(layout: Sequence[Term], members: Mapping[str, Group], *tensors: Tensor) -> Iterator[Block]:
@@ -93,10 +96,27 @@ def order_from_anchors(symmetry: Symmetry, sets: list[list[Group]], touched: lis
     return order
 
 
-def inner_product(state: State, target: State, keys: list[str] | tuple[str, ...]) -> float:
+def inner_product(state: State, target: State, keys: Sequence[str]) -> float:
     """Of two states, over some of their tensors."""
-    inner = [torch.dot(state[k].reshape(-1), target[k].reshape(-1)).double() for k in keys]
-    return float(torch.stack(inner).sum()) if inner else 0.0
+    return add_up(piece for key in keys for piece in sum_pieces(inner, state[key], target[key]))
+
+
+def inner_products(problem: Problem, current: State, updates: Sequence[Permutation], keys: Sequence[str]) -> list[float]:
+    """Of the target and the source as it has been moved, and as it is moved by each of some updates, over some tensors."""
+    function = functools.partial(_multiply_part, problem.bare, current, updates)
+    sums = list(problem.engine.map(function, split_keys(keys)))
+    return [math.fsum(each) for each in zip(*sums, strict=True)]
+
+
+def _multiply_part(problem: Problem, current: State, updates: Sequence[Permutation], keys: Sequence[str]) -> list[float]:
+    pieces: list[list[Tensor]] = [[] for _ in range(1 + len(updates))]
+    with spent_on("score"):
+        for key in keys:
+            target, own = problem.target[key], current[key]
+            pieces[0] += sum_pieces(inner, own, target)
+            for number, update in enumerate(updates, start=1):
+                pieces[number] += sum_pieces(inner, update.move_tensor(key, own), target)
+        return [add_up(each) for each in pieces]
 
 
 def score(
@@ -114,9 +134,27 @@ def score(
     Returns:
         The scores, and whether they are exact: not where a tensor has the groups on it more than once.
     """
+    function = functools.partial(_score_part, problem.bare, source, groups, dtype or problem.dtype)
+    scores, exact = problem.engine.reduce(function, split_keys(keys) or [[]], _add_scores)
+    return {name: value.to(problem.device) for name, value in scores.items()}, exact
+
+
+_Scores = tuple[dict[str, Tensor], bool]
+
+
+def _add_scores(first: _Scores, other: _Scores) -> _Scores:
+    return {name: value + other[0][name] for name, value in first[0].items()}, first[1] and other[1]
+
+
+def _score_part(problem: Problem, source: State, groups: list[Group], dtype: torch.dtype, keys: list[str]) -> _Scores:
+    """The share of some tensors in scores; one of them is held at a time."""
+    with spent_on("score"):
+        return _score_tensors(problem, source, groups, dtype, keys)
+
+
+def _score_tensors(problem: Problem, source: State, groups: list[Group], dtype: torch.dtype, keys: list[str]) -> _Scores:
     symmetry = problem.symmetry
     members = {g.name: g for g in groups}
-    dtype = dtype or problem.dtype
     scores = {g.name: torch.zeros(plan_shape(symmetry, g), dtype=dtype, device=problem.device) for g in groups}
     exact = True
     for key in keys:

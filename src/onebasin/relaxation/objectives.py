@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
@@ -16,6 +17,7 @@ from onebasin.landscape.batches import call_model, split_batch
 from onebasin.relaxation.distance import Kind, SoftDistance, measure
 from onebasin.symmetries import Symmetry
 from onebasin.tensors.states import Model, read_state
+from onebasin.tensors.sums import add_up, inner, sum_pieces
 from onebasin.torch_internals import BatchNorm
 
 Params = Mapping[str, Any]
@@ -165,6 +167,22 @@ class WeightDistance(Objective):
         if self.kind == "cosine" or type(self) is not WeightDistance:
             return None
         return SoftDistance(self.kind, source, target, self.keys or parameter_keys(target), symmetry)
+
+    def sums(self, value: Tensor, target: Tensor) -> tuple[float, ...]:
+        """What one tensor contributes to a distance of lazy states, see `combine`."""
+        value, target = value.to(target.device, target.dtype), target
+        kind = self.kind
+        if kind != "cosine":
+            return (add_up(sum_pieces(functools.partial(measure, kind), value, target)),)
+        pairs = ((value, target), (value, value), (target, target))
+        return tuple(add_up(sum_pieces(inner, *pair)) for pair in pairs)
+
+    def combine(self, sums: Sequence[tuple[float, ...]]) -> float:
+        """The distance from what all tensors contribute, whoever computed it."""
+        totals = [math.fsum(each) for each in zip(*sums, strict=True)]
+        if self.kind != "cosine":
+            return totals[0] if totals else 0.0
+        return 1 - totals[0] / (math.sqrt(totals[1]) * math.sqrt(totals[2]))
 
     def __call__(self, params: Params, target: Params, batch: Any = None) -> Tensor:
         """The distance; `batch` is not used."""

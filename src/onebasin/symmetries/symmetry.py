@@ -287,12 +287,18 @@ class Permutation:
         if not self.is_identity:
             self.symmetry.warn_of_unreached()
         self.symmetry.bind(state)
-        layouts = self.symmetry.layouts
-        return state.tie(self.symmetry.ties).map(lambda key, value: self.move(value, layouts[key]))
+        return state.tie(self.symmetry.ties).map(self.move_tensor)
 
     def move(self, value: Tensor, layout: Layout) -> Tensor:
         """One tensor of a given layout, permuted; the tensor itself if nothing in it moves."""
         return gather(value, gather_indices(layout, self._moving, self.symmetry.parents, value.device, self._cache))
+
+    def move_tensor(self, key: str, value: Tensor) -> Tensor:
+        """One tensor of a state, by its key; the tensor itself if nothing in it moves."""
+        return self.move(value, self.symmetry.layouts[key])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"symmetry": self.symmetry, "indices": self.indices, "_cache": {}}
 
     def apply_optimizer(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
         """The optimiser's state dict with every moment moved along with its parameter, for ``load_state_dict``.

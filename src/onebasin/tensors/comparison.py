@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,29 +44,37 @@ def is_mixed(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def check_finite(states: Mapping[str, State]) -> None:
+Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
+"""What applies a function to each of some items, in order, as ``map`` does; the items and the function may be sent away."""
+
+
+def check_finite(states: Mapping[str, State], apply_to_all: Map = map) -> None:
     """Refuse states that hold NaN or infinity, or that have no values at all.
 
     Args:
         states: by what messages call them.
+        apply_to_all: what looks at each tensor.
 
     Raises:
         ValueError: naming the first such tensor.
     """
     sums: list[tuple[str, str, Tensor]] = []
     for name, state in states.items():
-        for key, shape in state.shapes.items():
-            if is_mixed(shape):
-                value = state[key]
-                if value.is_meta:
-                    raise ValueError(f"{name} is on the meta device: it has no values")
-                sums.append((name, key, _widen(value).sum()))
+        keys = [key for key, shape in state.shapes.items() if is_mixed(shape)]
+        for key, total in zip(keys, apply_to_all(functools.partial(_sum_up, state), keys), strict=True):
+            if total.is_meta:
+                raise ValueError(f"{name} is on the meta device: it has no values")
+            sums.append((name, key, total))
     if _are_finite([total for _, _, total in sums]):
         return
     # What is not finite shows in the sum. The converse fails where a sum of large numbers overflows: look at each then.
     for name, key, total in sums:
         if not total.isfinite() and not _widen(states[name][key]).isfinite().all():
             raise ValueError(f"{key!r} of {name} holds NaN or infinity")
+
+
+def _sum_up(state: State, key: str) -> Tensor:
+    return _widen(state[key]).sum()
 
 
 def _widen(value: Tensor) -> Tensor:

@@ -170,7 +170,11 @@ def list_entries(folder: Path) -> list[Path]:
 
 
 def write_folder_atomically(
-    path: str | os.PathLike[str], write: Callable[[Path], object], force: bool = False, further: Collection[str] = ()
+    path: str | os.PathLike[str],
+    write: Callable[[Path], object],
+    force: bool = False,
+    further: Collection[str] = (),
+    staging: Path | None = None,
 ) -> None:
     """Call `write` on a temporary folder beside `path`, then rename it.
 
@@ -179,13 +183,16 @@ def write_folder_atomically(
         write: fills the folder that it is given.
         force: replace a folder that is there, if it holds no other files than the new one.
         further: names of files that may be lost too, because the caller writes them later.
+        staging: in place of a temporary folder, one on the same disk in which files may be already. It is left as it is if
+            writing fails.
     """
     target = Path(path)
     check_writable(target, force, folder=True)
     temporary = _choose_temporary(target)
     aside = temporary.with_suffix(".old")
+    temporary = temporary if staging is None else staging
     try:
-        temporary.mkdir()
+        temporary.mkdir(exist_ok=staging is not None)
         with _name_in_errors(target):
             write(temporary)
         if target.exists():
@@ -196,13 +203,23 @@ def write_folder_atomically(
     finally:
         if aside.exists() and not target.exists():  # stopped between the two: what was there goes back
             aside.rename(target)
-        shutil.rmtree(temporary, ignore_errors=True)
+        if staging is None:
+            shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove what killed processes left in a folder that `write_atomically` wrote into."""
+    for file in folder.glob(f".*{_TEMPORARY}"):
+        file.unlink()
+
+
+_TEMPORARY = ".tmp"
 
 
 def _choose_temporary(target: Path) -> Path:
     """A name beside the target that no other run chooses."""
-    return target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+    return target.with_name(f".{target.name}.{secrets.token_hex(8)}{_TEMPORARY}")
 
 
 def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -39,7 +40,7 @@ def interpolate(
     weights = check_weights(weights, len(states))
     first, *others = read_alike(states)
     own = {key: check_weights(each, len(states)) for key, each in (by_key or {}).items()}
-    return first.map(lambda key, value: _mix([value, *(other[key] for other in others)], own.get(key, weights)))
+    return first.map(functools.partial(_mix_with, others, weights, own))
 
 
 def check_weights(weights: Sequence[float] | None, count: int, normalise: bool = False) -> list[float]:
@@ -94,6 +95,12 @@ def read_alike(models: Sequence[Model]) -> list[State]:
 def _check_all_alike(states: Sequence[State]) -> None:
     for number, state in enumerate(states[1:], start=2):
         check_alike(states[0], state, "the first model", f"model {number}")
+
+
+def _mix_with(
+    others: Sequence[State], weights: Sequence[float], own: Mapping[str, Sequence[float]], key: str, value: Tensor
+) -> Any:
+    return _mix([value, *(other[key] for other in others)], own.get(key, weights))
 
 
 def _mix(values: list[Tensor], weights: Sequence[float]) -> Any:

@@ -6,6 +6,7 @@ through untouched.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from abc import abstractmethod
 from collections import OrderedDict
@@ -124,6 +125,7 @@ class LazyState(State):
     """A read-only state: its keys and shapes are known at once; a tensor is read, or computed, at each access.
 
     Give one to `Permutation.apply`, `align`, `interpolate` or `merge` in place of a state dict: what comes back is lazy too.
+    If `read` can be pickled, as those of checkpoints can, it can be read in other processes (see `onebasin.engines`).
 
     Args:
         shapes: for each key a tensor on the meta device, which tells its shape and type.
@@ -141,6 +143,11 @@ class LazyState(State):
         self._shapes = dict(shapes)
         self._device = torch.device(device)
         self._read = read
+
+    @property
+    def read(self) -> Callable[[str], Tensor]:
+        """From a key to its tensor."""
+        return self._read
 
     @property
     def shapes(self) -> Mapping[str, Tensor]:
@@ -171,12 +178,12 @@ class LazyState(State):
 
     def map(self, function: Callable[[str, Tensor], Tensor]) -> LazyState:
         """The same keys and shapes; `function` is applied to each tensor when it is read."""
-        return LazyState(self._shapes, lambda key: function(key, self[key]), self.device)
+        return LazyState(self._shapes, functools.partial(_read_mapped, self, function), self.device)
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> LazyState:
         """Tensors are moved and converted when they are read."""
         shapes = {key: v.to(dtype) if dtype and v.is_floating_point() else v for key, v in self._shapes.items()}
-        return LazyState(shapes, lambda key: self[key].to(device, shapes[key].dtype), device)
+        return LazyState(shapes, functools.partial(_read_converted, self, device, shapes), device)
 
     def tie(self, ties: Ties) -> LazyState:
         """Itself: tensors that are read anew at each access have no identity."""
@@ -189,6 +196,14 @@ class LazyState(State):
     def lazily(self) -> LazyState:
         """Itself."""
         return self
+
+
+def _read_mapped(state: LazyState, function: Callable[[str, Tensor], Tensor], key: str) -> Tensor:
+    return function(key, state[key])
+
+
+def _read_converted(state: LazyState, device: torch.device | str, shapes: Mapping[str, Tensor], key: str) -> Tensor:
+    return state[key].to(device, shapes[key].dtype)
 
 
 def read_state(model: Model) -> State:

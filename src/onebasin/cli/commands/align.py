@@ -13,6 +13,7 @@ from onebasin.checkpoints import check_left, move_training_entries, note_left_en
 from onebasin.checkpoints.written_types import find_type
 from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
+from onebasin.cli.engine_choice import choose_engine, finish_journal, list_engine_facts, list_engine_values, open_journal
 from onebasin.cli.line_evaluation import LineEvaluator, list_numbers
 from onebasin.cli.run_record import RunRecord, record_run
 from onebasin.matching.recommendation import AUTO
@@ -59,6 +60,11 @@ def align(
     settings: options.Settings = None,
     device: options.Device = "cpu",
     out_dtype: options.OutType = None,
+    engine: options.Engine = None,
+    workers: options.Workers = None,
+    address: options.Address = None,
+    memory: options.Memory = None,
+    resume: options.Resume = False,
     model_only: options.ModelOnly = False,
     report: options.ReportFile = None,
     force: options.Force = False,
@@ -79,6 +85,7 @@ def align(
         init=[init] if init is not None else [],
         groups=groups or None, seed=seed, restarts=restarts, polish=polish, detect_copy=detect_copy,
     )  # fmt: skip
+    running = choose_engine(engine, workers, address, memory, device)
     files = inputs.open_files([target, model])
     what = "permutation" if kinds == "permutation" else "transform"
     file = permutation or outputs.place_element(out, files[1].layout.is_folder, what)
@@ -89,7 +96,7 @@ def align(
     if target_out is not None:
         outputs.check_further_output(target_out, files[0], sources, [out, file, report], force)
     outputs.check_drawing(report)
-    models = inputs.read_models(output, files, architecture, input_shape, ignore, check, alignment.data, allow)
+    models = inputs.read_models(output, files, architecture, input_shape, ignore, check, alignment.data, allow, running)
     models.symmetry.restrict(groups or None)
     fixed, moved = models.checkpoints
     check_left(moved, models.symmetry)
@@ -105,14 +112,15 @@ def align(
     if dry_run:
         outputs.finish_dry_run(output, summary, [out, file, target_out, report])
         return
-    record = record_run(output, [target, model], files, seed) if report or card or target_card else None
+    running = open_journal(output, running, out, files, resume)
+    record = record_run(output, [target, model], files, seed, running) if report or card or target_card else None
     with output.progress() as progress, inputs.explain_data_errors(alignment.data):
         lines = LineEvaluator(models, inputs.read_loss(loss), inputs.read_data(data if report else None, "test"),
                               device=device)  # fmt: skip
         paths = lines.evaluate_lines({"as they are": moved}, progress)
         first, second = alignment.load(models, run=kinds != "permutation")
         known = alignment.symmetry_of(models, kinds)
-        result = ob.align(second, to=first, progress=progress, **known, **alignment.arguments)
+        result = ob.align(second, to=first, progress=progress, engine=running, **known, **alignment.arguments)
         if kinds == "permutation":
             element, start, state = result.permutation, None, result.permutation.apply(moved)
             entries = entries if model_only else move_training_entries(element, moved, ignore or ())
@@ -121,12 +129,12 @@ def align(
         made = _describe(record, target, model, out, kinds, result) if record is not None and card is not None else None
         outputs.write_moved(
             out, state, moved, force, progress, element, file, report, outputs.write_card(made), entries.content,
-            dtype,
+            dtype, running,
         )  # fmt: skip
         if target_out is not None:
             end = outputs.cast_like(fixed, result.target, dtype)
             other = outputs.describe_canonical(record, target, target_out) if record and target_card else None
-            write_checkpoint(target_out, end, fixed, force, progress, outputs.write_card(other), dtype=dtype)
+            write_checkpoint(target_out, end, fixed, force, progress, outputs.write_card(other), dtype=dtype, engine=running)
         paths |= lines.evaluate_lines({"aligned": state}, progress, start)
         end = None if start is None else read_state(start)
         distances = {"": find_layer_distances(fixed, moved, state, end)} if report else {}
@@ -139,12 +147,14 @@ def align(
     title, cost_is = f"{model.name} aligned to {target.name}", outputs.describe_cost(objective)
     facts = {"target (A)": target, "model (B)": model, "written": out, "cost is the": cost_is}
     parts = {"symmetry": element.symmetry, "alignment": result, "paths": paths, "distances": distances}
-    outputs.save_report(report, title, facts, record, **parts)
+    outputs.save_report(report, title, facts | list_engine_facts(running), record, **parts)
+    finish_journal(running)
     output.show_facts({
         "method": result.method,
         "cost": f"{result.start_cost:.6g} -> {result.cost:.6g} ({cost_is})",
         "moved": outputs.describe_element(element),
         "ended": ("converged" if result.converged else "stopped at its limit") + f" after {result.seconds:.1f} s",
+        **list_engine_facts(running),
         "wrote": [path for path in (out, file, target_out, report) if path is not None],
     })  # fmt: skip
     output.finish({
@@ -152,6 +162,7 @@ def align(
         "cost": result.cost, "start_cost": result.start_cost, "cost_is": cost_is,
         "converged": result.converged, "seconds": result.seconds,
         "history": result.history, "notes": [*models.notes, *left_out, *notes], "paths": list_numbers(paths),
+        **list_engine_values(running),
     })  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from onebasin.checkpoints.moving import FileKind, move_file
 from onebasin.checkpoints.written_types import find_type
 from onebasin.cli import options, outputs
 from onebasin.cli.console import Output
+from onebasin.cli.engine_choice import choose_engine, finish_journal, list_engine_facts, list_engine_values, open_journal
 from onebasin.cli.outputs import describe_element, finish_dry_run
 from onebasin.cli.run_record import record_run
 from onebasin.symmetries.transform import load_element
@@ -42,6 +43,11 @@ def apply(
     ] = None,
     ignore: options.Ignore = None,
     out_dtype: options.OutType = None,
+    engine: options.Engine = None,
+    workers: options.Workers = None,
+    address: options.Address = None,
+    memory: options.Memory = None,
+    resume: options.Resume = False,
     model_only: options.ModelOnly = False,
     allow: options.Allow = False,
     force: options.Force = False,
@@ -56,13 +62,13 @@ def apply(
     is for models in canonical form (see onebasin canonical), and an optimiser's state can only be permuted. If the file lies
     in the folder of a model, the configuration of CHECKPOINT must be that of the model.
     """
-    output = Output(json)
+    output, running = Output(json), choose_engine(engine, workers, address, memory)
     loaded = load_element(permutation)
     differences = find_differences_of_folders(permutation.parent, checkpoint)
     if not allow:
         check_differences(differences)
     element, dtype = loaded.inverse() if inverse else loaded, find_type(out_dtype)
-    moved = move_file(element, checkpoint, kind, fan_in_fan_out, ignore or (), model_only, dtype)
+    moved = move_file(element, checkpoint, kind, fan_in_fan_out, ignore or (), model_only, dtype, running)
     source = moved.find_source()
     card = None if source is None else outputs.place_card(out, source)
     moved.check(out, force, [permutation], [card.name] if card is not None else ())
@@ -75,13 +81,15 @@ def apply(
         output.show_facts(facts)
         finish_dry_run(output, {**summary, "notes": notes}, [out])
         return
-    made = None
+    made, sources = None, [permutation, *([source] if source is not None else [checkpoint])]
+    running = open_journal(output, running, out, sources, resume)
     if source is not None and card is not None:
-        record = record_run(output, [checkpoint, permutation], [source, permutation])
+        record = record_run(output, [checkpoint, permutation], [source, permutation], engine=running)
         what = f"{'the inverse of ' if inverse else ''}a {type(loaded).__name__.lower()}"
         text = f"{checkpoint.name}, moved by {what} by onebasin."
         made = record.make_card(out, text, [(checkpoint, f"the {moved.kind}"), (permutation, "what moved it")], {})
     with output.progress() as progress:
-        moved.write(out, force, progress, outputs.write_card(made))
-    output.show_facts({**facts, "wrote": out})
-    output.finish({**summary, "notes": notes})
+        moved.write(out, force, progress, outputs.write_card(made), running)
+    finish_journal(running)
+    output.show_facts({**facts, **list_engine_facts(running), "wrote": out})
+    output.finish({**summary, "notes": notes, **list_engine_values(running)})

@@ -15,6 +15,7 @@ from onebasin.checkpoints.written_types import find_type
 from onebasin.cli import inputs, mergekit, options, outputs
 from onebasin.cli.aligned_folders import AlignedFolders
 from onebasin.cli.console import Output
+from onebasin.cli.engine_choice import choose_engine, finish_journal, list_engine_facts, list_engine_values, open_journal
 from onebasin.cli.line_evaluation import LineEvaluator, list_numbers
 from onebasin.cli.mergekit import MergekitMethod, MergekitRun
 from onebasin.cli.recipes import use_recipe
@@ -94,6 +95,11 @@ def merge(
     without: Annotated[
         bool, typer.Option("--no-permutations", help="Do not write permutations or transforms.", rich_help_panel="Output")
     ] = False,
+    engine: options.Engine = None,
+    workers: options.Workers = None,
+    address: options.Address = None,
+    memory: options.Memory = None,
+    resume: options.Resume = False,
     out_dtype: options.OutType = None,
     report: options.ReportFile = None,
     force: options.Force = False,
@@ -125,6 +131,7 @@ def merge(
     )  # fmt: skip
     if repair not in (None, *DATA_FREE) and alignment.data is None:
         raise ValueError(f"--repair {repair} runs the networks: give --data, or take --repair norms, which needs none")
+    running = choose_engine(engine, workers, address, memory, device)
     files = inputs.open_files(paths)
     sources = [*files, *inputs.list_input_files([architecture, recipe, *(init or ())], [architecture, data, loss])]
     aligned_folders = AlignedFolders(out, paths, kinds != "permutation")
@@ -140,7 +147,7 @@ def merge(
         taken = [*aligned_folders.written, aligned_folders.configuration] if then else []
         saved.check(sources, [out, report, *taken], force)
     outputs.check_drawing(report)
-    models = inputs.read_models(output, files, architecture, input_shape, ignore, check, alignment.data, allow)
+    models = inputs.read_models(output, files, architecture, input_shape, ignore, check, alignment.data, allow, running)
     models.symmetry.restrict(groups or None)
     if reference != "first":  # else the first model, whose layout is written, stays where it is
         check_left(models.checkpoints[0], models.symmetry)
@@ -156,7 +163,8 @@ def merge(
         outputs.finish_dry_run(output, summary, [out, *further, saved and saved.path, report])
         return
     like, found = models.checkpoints[0], _Alignments(outputs.short_names(paths))
-    record = record_run(output, paths, files, seed) if report or card else None
+    running = open_journal(output, running, out, files, resume)
+    record = record_run(output, paths, files, seed, running) if report or card else None
     with output.progress() as progress, inputs.explain_data_errors(alignment.data):
         lines = LineEvaluator(models, inputs.read_loss(loss), inputs.read_data(data if report else None, "test"),
                               device=device)  # fmt: skip
@@ -164,17 +172,18 @@ def merge(
         given = alignment.load(models, repair is not None or kinds != "permutation", dtype is not None)
         merged = ob.merge(
             given, weights=shares, repair=repair, reference=reference, progress=progress, on_aligned=found.keep,
-            on_result=found.add, layer_weights=by_layer, **alignment.symmetry_of(models, kinds),
+            on_result=found.add, layer_weights=by_layer, engine=running, **alignment.symmetry_of(models, kinds),
             **alignment.arguments | ({} if repair is None else {"data": alignment.data}),
         )  # fmt: skip
         state = outputs.cast_like(like, merged, dtype)
         made = found.describe(record, paths, shares, out, recipe) if record is not None and card else None
         if then is None:
             inside = outputs.list_inside(out, like, [report])
-            write_checkpoint(out, state, like, force, progress, outputs.write_card(made), inside, dtype=dtype)
+            write_checkpoint(out, state, like, force, progress, outputs.write_card(made), inside, dtype=dtype,
+                             engine=running)  # fmt: skip
         else:
             assert record is not None  # folders have a card
-            aligned_folders.write(found.list_aligned(models), models.checkpoints, record, force, progress)
+            aligned_folders.write(found.list_aligned(models), models.checkpoints, record, force, progress, running)
         of_models = found.are_of(models)
         if saved is not None and of_models:
             saved.write(found.elements if then is None else found.elements_from_first, force)
@@ -196,6 +205,7 @@ def merge(
     facts = found.list_facts(shares, measured)
     shown = {**facts, "notes": " ".join(found.notes), "written": out}
     averages = {"the merge": measured, "the average without alignment": unaligned} if measured else {}
+    shown |= list_engine_facts(running)
     outputs.save_report(
         report, f"Merge of {', '.join(found.names)}", shown, record, symmetry=models.symmetry, permutations=found.moved,
         paths=curves, averages=averages, distances=distances, ends=("A", "B") if len(paths) == 2 else ("start", "end"),
@@ -207,10 +217,12 @@ def merge(
         assert made is not None  # folders have a card
         summary["mergekit"] = mergekit.write_and_run(output, run, files[0], made, force)
     written = (*(aligned_folders.written if then else [out]), saved and saved.path, report)
-    output.show_facts({**facts, "wrote": [path for path in written if path is not None]})
+    finish_journal(running)
+    output.show_facts({**facts, **list_engine_facts(running), "wrote": [path for path in written if path is not None]})
     output.finish({
         **summary, "report": report, "method": found.methods, "history": found.history, "merged": measured,
         "unaligned": unaligned, "notes": [*models.notes, *left_out, *found.notes], "paths": list_numbers(curves),
+        **list_engine_values(running),
     })  # fmt: skip
 
 

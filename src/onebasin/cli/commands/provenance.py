@@ -14,6 +14,7 @@ import onebasin as ob
 from onebasin.checkpoints import Checkpoint
 from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output, escape_controls
+from onebasin.cli.engine_choice import choose_engine, list_engine_facts, list_engine_values
 from onebasin.cli.run_record import record_run
 from onebasin.matching.layer_stacks import find_stack
 
@@ -38,6 +39,10 @@ def provenance(
     check: options.Check = None,
     kinds: options.Kinds = "permutation",
     seed: options.Seed = 0,
+    engine: options.Engine = None,
+    workers: options.Workers = None,
+    address: options.Address = None,
+    memory: options.Memory = None,
     report: options.ReportFile = None,
     force: options.Force = False,
     json: options.Json = False,
@@ -48,7 +53,9 @@ def provenance(
     their weights that the random start left agree? Without data, and tensor by tensor; with --symmetry positive or all,
     which also finds what was rescaled or rotated, both models are loaded.
     """
-    output = Output(json)
+    output, running = Output(json), choose_engine(engine, workers, address, memory)
+    if running.is_apart and kinds != "permutation":
+        raise ValueError(f"--engine {engine} reads files, and --symmetry {kinds} loads both models: take one of them")
     files = inputs.open_files([a, b])
     outputs.check_files([report], [*files, *inputs.list_input_files([architecture], [architecture])], force)
     together: list[Sequence[Checkpoint]] = [files]
@@ -56,9 +63,12 @@ def provenance(
         if kinds != "permutation":
             raise ValueError("checkpoints with different numbers of blocks are compared up to permutations only")
         together = [[file] for file in sorted(files, key=lambda file: len(file.shapes))]  # the symmetry is of the first
-    opened = [inputs.read_models(output, some, architecture, input_shape, ignore, check, allow=True) for some in together]
+    opened = [
+        inputs.read_models(output, some, architecture, input_shape, ignore, check, allow=True, engine=running)
+        for some in together
+    ]
     models = opened[0]
-    record = record_run(output, [a, b], files, seed) if report else None
+    record = record_run(output, [a, b], files, seed, running) if report else None
     states: list[Any] = [checkpoint for each in opened for checkpoint in each.checkpoints]
     known: dict[str, Any] = {"symmetry": models.symmetry}
     if kinds != "permutation":
@@ -66,13 +76,15 @@ def provenance(
     one, other = states
     with output.progress() as progress:
         found = ob.provenance(
-            one, other, kinds=kinds, level=level, tolerance=tolerance, seed=seed, progress=progress, **known
+            one, other, kinds=kinds, level=level, tolerance=tolerance, seed=seed, progress=progress, engine=running, **known
         )
     for note in found.notes:
         output.note(note)
     output.show(found.answer)
     output.show(_table(found))
-    facts = {"A": a, "B": b, "answer": found.answer, "notes": " ".join(found.notes)}
+    if spent := list_engine_facts(running):
+        output.show_facts(spent)
+    facts = {**spent, "A": a, "B": b, "answer": found.answer, "notes": " ".join(found.notes)}
     outputs.save_report(report, f"Do {a.name} and {b.name} belong together?", facts, record, evidence=found.evidence)
     if report is not None:
         output.show(f"wrote {report}")
@@ -82,6 +94,7 @@ def provenance(
         "layers": found.layers, "changes": dict(found.changes),
         "evidence": [dataclasses.asdict(each) for each in found.evidence], "report": report,
         "seconds": found.seconds, "notes": [*models.notes, *found.notes],
+        **list_engine_values(running),
     })  # fmt: skip
     raise typer.Exit(EXIT_CODES[found.relation])
 

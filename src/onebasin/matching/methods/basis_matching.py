@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from onebasin.engines import LOCAL
 from onebasin.matching.closest_transforms import EQUAL, can_stretch, distance, stretch
 from onebasin.matching.problem import Problem
 from onebasin.matching.scores import has_siblings, inner_product, order_from_anchors, score, touched_keys
@@ -141,7 +142,8 @@ def sweep_transforms(
     """
     symmetry = with_pairs(problem.symmetry)
     sets = [groups for groups in joint_groups(symmetry) if only is None or any(g.name in only for g in groups)]
-    sweeps = _Sweeps(replace(problem, symmetry=symmetry), sets, start, observe)
+    # Each step needs the one before it, and what is in memory: it is done here.
+    sweeps = _Sweeps(replace(problem, symmetry=symmetry, engine=LOCAL), sets, start, observe)
     is_settled = False
     for number in range(max_sweeps):
         is_settled = sweeps.sweep(number)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from onebasin.descent.adam import Optimizer, RowAdam, make_adam
 from onebasin.descent.cuda_graphs import CapturedStep
+from onebasin.engines.memory import available_memory
 from onebasin.matching.methods.base import Match, Method, check_choice, check_count, check_flag, check_number
 from onebasin.matching.problem import Problem
 from onebasin.operator.implicit import choose_backend
@@ -240,18 +241,6 @@ def find_distance(problem: Problem, net: RebasinNet) -> SoftDistance | None:
 def plan_memory(symmetry: Symmetry, dtype: torch.dtype) -> int:
     """Bytes of a descent: logits, gradient and two moments of Adam, and four matrices of work for the operator."""
     return 8 * dtype.itemsize * sum(math.prod(plan_shape(symmetry, group)) for group in symmetry.groups.values())
-
-
-def available_memory(device: torch.device) -> int | None:
-    """Bytes that are free; None if that is not known."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open("/proc/meminfo") as file:
-            lines = dict(line.split(":", 1) for line in file)
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):
-        return None
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,25 @@ group is on both axes of one tensor the problem is quadratic: such a step is tak
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import functools
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 
+from onebasin.engines.clock import spent_on
+from onebasin.engines.engine import FAN_IN
+from onebasin.engines.journal import Values
 from onebasin.matching.methods.base import Match, Method, check_choice, check_count
 from onebasin.matching.methods.basis_matching import sweep_transforms
 from onebasin.matching.problem import Problem
-from onebasin.matching.scores import inner_product, order_from_anchors, score, touched_keys
+from onebasin.matching.scores import inner_products, order_from_anchors, score, touched_keys
 from onebasin.relaxation.hardening import harden, joint_groups
-from onebasin.symmetries import Permutation
+from onebasin.symmetries import Group, Permutation, Symmetry
+from onebasin.tensors.states import State
+
+_INDEX = "index of "
 
 
 @dataclass(frozen=True)
@@ -88,31 +95,106 @@ def sweep(
     sets = [groups for groups in joint_groups(symmetry) if only is None or any(g.name in only for g in groups)]
     touched = [touched_keys(symmetry, problem.keys, groups) for groups in sets]
     stale = set(range(len(sets)))  # decided again only if a tensor they score has changed: the answer would be the same
-    for number_of_sweep in range(max_sweeps):
-        num_moved = 0
-        order = torch.randperm(len(sets), generator=generator).tolist()
-        if anchored and number_of_sweep == 0:
-            order = order_from_anchors(symmetry, sets, touched)
-        for done, number in enumerate(order):
-            problem.progress(f"sweep {number_of_sweep + 1}", done, len(sets))
-            if number not in stale:
-                continue
-            stale.remove(number)
-            keys = touched[number]
-            scores, exact = score(problem, current, sets[number], keys)
-            update = harden(symmetry, scores, sets[number])
-            if update.is_identity:
-                continue
-            following = update @ total
-            after = problem.advance(current, update, following, keys)
-            gain = inner_product(after, problem.target, keys) - (before := inner_product(current, problem.target, keys))
-            # Ties are broken in some way or other by the assignment: a step that gains nothing would go round in circles.
-            if gain > 1e-12 * abs(before) + (0.0 if exact else 1e-12):
-                num_moved, total, current = num_moved + 1, following, after
-                others = (n for n, theirs in enumerate(touched) if not set(theirs).isdisjoint(keys))
-                stale |= {n for n in others if n != number or not exact}
-        inner = inner_product(current, problem.target, problem.keys)
-        problem.report({"sweep": number_of_sweep, "moved": num_moved, "inner": inner})
-        if not num_moved:
-            return total, True
+    with problem.held():
+        for number_of_sweep in range(max_sweeps):
+            num_moved = done = 0
+            order = torch.randperm(len(sets), generator=generator).tolist()
+            if anchored and number_of_sweep == 0:
+                order = order_from_anchors(symmetry, sets, touched)
+            while done < len(order):
+                batch, done = _take_independent(order, done, touched, stale, many=current.is_lazy)
+                stale.difference_update(batch)
+                found = _decide_all(problem, current, [(sets[number], touched[number]) for number in batch])
+                for place, (number, decision) in enumerate(zip(batch, found, strict=True)):
+                    problem.progress(f"sweep {number_of_sweep + 1}", done - len(batch) + place, len(sets))
+                    if not decision["is_better"]:
+                        continue
+                    keys, update = touched[number], _read_update(symmetry, sets[number], decision)
+                    following = update @ total
+                    if not current.is_lazy:
+                        current = problem.advance(current, update, following, keys)
+                    num_moved, total = num_moved + 1, following
+                    others = (n for n, theirs in enumerate(touched) if not set(theirs).isdisjoint(keys))
+                    stale |= {n for n in others if n != number or not decision["is_exact"]}
+                if current.is_lazy:  # it keeps no tensors: each reading permutes the source again
+                    current = problem.permuted(total)
+            (inner,) = inner_products(problem, current, (), problem.keys) if problem.keys else (0.0,)
+            problem.report({"sweep": number_of_sweep, "moved": num_moved, "inner": inner})
+            if not num_moved:
+                return total, True
     return total, False
+
+
+def _take_independent(
+    order: list[int], start: int, touched: list[list[str]], stale: set[int], many: bool
+) -> tuple[list[int], int]:
+    """The next sets to decide, none of which moves a tensor of another: so all of them can be decided at once.
+
+    Args:
+        order: of all sets.
+        start: the place of the first.
+        touched: the tensors of each set.
+        stale: the sets that need to be decided.
+        many: take as many as there are, not one.
+
+    Returns:
+        The sets, and the place of the one after them.
+    """
+    batch: list[int] = []
+    taken: set[str] = set()
+    for place in range(start, len(order)):
+        number = order[place]
+        if not taken.isdisjoint(touched[number]) or (batch and not many):
+            return batch, place
+        if number in stale:
+            batch.append(number)
+            taken.update(touched[number])
+    return batch, len(order)
+
+
+_Set = tuple[list[Group], list[str]]
+"""Groups that are decided together, and the tensors that they move."""
+
+
+def _decide_all(problem: Problem, current: State, members: list[_Set]) -> Iterator[Values]:
+    """Decide sets of groups that are independent of each other.
+
+    A set that moves few tensors is one task. The scores of one that moves many are a sum over tasks.
+    """
+    engine = problem.engine
+    with engine.hold(current):
+        if len(members) == 1 and len(members[0][1]) > FAN_IN:
+            with engine.counting():
+                decision = engine.remember(functools.partial(decide, problem, current, members[0]))
+            yield decision
+        else:
+            yield from engine.map_remembered(functools.partial(decide, problem.bare, current), members)
+
+
+def decide(problem: Problem, current: State, member: _Set) -> Values:
+    """The best permutation of some groups while all others stay.
+
+    Args:
+        problem: what to match.
+        current: the source as it has been moved.
+        member: the groups, and the tensors that they move.
+
+    Returns:
+        Whether the inner product grows ("is_better"), whether the scores are those of it ("is_exact"), and the indices.
+    """
+    groups, keys = member
+    scores, exact = score(problem, current, groups, keys)
+    with spent_on("assign"):
+        update = harden(problem.symmetry, scores, groups)
+    if update.is_identity:
+        return {"is_better": False, "is_exact": exact}
+    before, after = inner_products(problem, current, [update], keys)
+    # Ties are broken in some way or other by the assignment: a step that gains nothing would go round in circles.
+    is_better = after - before > 1e-12 * abs(before) + (0.0 if exact else 1e-12)
+    found = {f"{_INDEX}{group.name}": update[group.name] for group in groups} if is_better else {}
+    return {"is_better": is_better, "is_exact": exact, **found}
+
+
+def _read_update(symmetry: Symmetry, groups: list[Group], decision: Values) -> Permutation:
+    found = {group.name: decision[f"{_INDEX}{group.name}"] for group in groups}
+    return Permutation(symmetry, {**symmetry.identity_indices, **found}, check=False)
