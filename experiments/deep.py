@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import onebasin as ob
 from experiments.anchor_networks import BATCH, RECIPES, augment, load_images, trained_networks
+from experiments.midpoint_drawing import draw_midpoints
 from onebasin.landscape.normalised_twin import make_twin
 
 METHODS = {
@@ -212,6 +213,46 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "deep.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
+    _draw_midpoints(records, folder / "deep.svg")
+
+
+_NAMES = {
+    "vgg11": "VGG11",
+    "vgg16": "VGG16",
+    "vgg11-bn-2x": "VGG11 with batch norm, 2x",
+    "resnet20-long": "ResNet-20, 250 epochs",
+    "resnet20-2x-long": "ResNet-20 2x, 250 epochs",
+    "resnet20-4x-long": "ResNet-20 4x, 250 epochs",
+    "resnet20-short": "ResNet-20, 100 epochs",
+    "resnet20-4x-short": "ResNet-20 4x, 100 epochs",
+}
+_DRAWN = {
+    "naive": "as they are",
+    "wm": "weight matching",
+    "l2": "Sinkhorn L2",
+    "am": "activation matching",
+    "am+scales": "activation matching, then scales",
+}
+
+
+def _draw_midpoints(records: list[dict[str, Any]], file: Path) -> None:
+    """Accuracy half way by these methods, for each recipe that has the last of them."""
+    rows: dict[str, dict[str, float]] = {}
+    ends, published = {}, {}
+    for recipe, name in _NAMES.items():
+        found = [r for r in records if r["config"]["recipe"] == recipe]
+        middles = {
+            label: [100 * r["result"]["at 0.5"]["accuracy"] for r in found if r["config"]["method"] == method]
+            for method, label in _DRAWN.items()
+        }
+        if middles[_DRAWN["am+scales"]]:
+            rows[name] = {label: sum(values) / len(values) for label, values in middles.items() if values}
+            measured = [100 * end["accuracy"] for r in found for end in r["result"]["ends"]]
+            ends[name] = sum(measured) / len(measured)
+            if PUBLISHED[recipe]:
+                published[name] = float(PUBLISHED[recipe].split()[0])
+    if rows:
+        draw_midpoints(rows, ends, published, file)
 
 
 def _rows_without_data(records: list[dict[str, Any]]) -> list[str]:

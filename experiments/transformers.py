@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import onebasin as ob
 from experiments.anchor_networks import augment
+from experiments.midpoint_drawing import draw_lines
 from experiments.transformer_networks import RECIPES, load_data, loss, trained_networks
 
 METHODS = {
@@ -268,6 +269,33 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "transformers.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
+    _draw_lines(records, folder / "transformers.svg")
+
+
+_NAMES = {"vit": "ViT", "gpt": "GPT", "llama": "Llama-like"}
+_DRAWN = {
+    "naive": "as they are",
+    "wm": "permutations, by weights",
+    "wm-all": "all kinds, by weights",
+    "wm-all+learned": "all kinds, learned",
+}
+
+
+def _draw_lines(records: list[dict[str, Any]], file: Path) -> None:
+    """The test loss on the line, means over the pairs, for each network that has all of these methods."""
+    panels = {}
+    for network in RECIPES:
+        curves: dict[str, list[list[float]]] = {method: [] for method in _DRAWN}
+        for record in records:
+            config = record["config"]
+            if (config["network"], config["steps"]) == (network, STEPS) and config["method"] in _DRAWN:
+                curves[config["method"]].append(record["result"]["test"]["loss"])
+        if all(curves.values()):
+            panels[_NAMES[network]] = {
+                _DRAWN[method]: [fmean(point) for point in zip(*losses, strict=True)] for method, losses in curves.items()
+            }
+    if panels:
+        draw_lines(panels, file)
 
 
 def _describe(same: list[dict[str, Any]]) -> str:
