@@ -1,0 +1,77 @@
+"""Does a learned transform leave the function of a transformer as it is? Networks of the published size, in float64.
+
+    python -m benchmarks.exact_ends [--steps N]
+
+Two networks of each recipe of the experiment "transformers", with random weights, gains and offsets. All kinds of symmetry
+are learned on the loss between them in float32, and the transform is applied to the second network in float64. Prints by how
+much its outputs change, relative to the largest; a few minutes on one core.
+"""
+
+import argparse
+import copy
+
+import torch
+from torch import Tensor, nn
+
+import onebasin as ob
+from experiments.transformer_networks import RECIPES, VOCABULARY, Transformer, loss
+
+BATCH, LENGTH = 16, 32
+
+
+def main() -> None:
+    """Learn, apply, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=20, help="of Adam on the loss (default 20)")
+    steps = parser.parse_args().steps
+    torch.set_num_threads(1)
+    print("| network | changes of basis | loss between them | change of the end in float64 |\n|---|---|---|---|")
+    for name, recipe in RECIPES.items():
+        torch.manual_seed(0)
+        source, target = (_make(Transformer(recipe)) for _ in range(2))
+        data = [_draw(name) for _ in range(4)]
+        inputs = data[0][0]
+        found = ob.align(
+            source,
+            to=target,
+            example_inputs=inputs[:2],
+            method="weight-matching",
+            kinds="all",
+            objective=ob.RandomPoint(loss, low=0.4, high=0.6),
+            data=data,
+            scaling=ob.Scaling(steps=steps),
+        )
+        exact = copy.deepcopy(source).double()
+        moved = copy.deepcopy(exact)
+        moved.load_state_dict(found.transform.apply(ob.canonical(exact, inputs[:2].to(_like(exact, inputs))).state))
+        print(f"| {name} | {len(found.matrices)} | {found.cost:.4f} | {_change(exact, moved, inputs):.1e} |", flush=True)
+
+
+def _make(model: nn.Module) -> nn.Module:
+    """In eval mode, with gains and offsets that have to be folded."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def _draw(name: str) -> tuple[Tensor, Tensor]:
+    """Images or texts without meaning, and what to predict."""
+    if name == "vit":
+        return torch.randn(BATCH, 3, 32, 32), torch.randint(10, (BATCH,))
+    return torch.randint(VOCABULARY, (BATCH, LENGTH)), torch.randint(VOCABULARY, (BATCH, LENGTH))
+
+
+def _like(model: nn.Module, inputs: Tensor) -> torch.dtype:
+    return next(model.parameters()).dtype if inputs.is_floating_point() else inputs.dtype
+
+
+@torch.no_grad()
+def _change(before: nn.Module, after: nn.Module, inputs: Tensor) -> float:
+    first, second = (model(inputs.to(_like(model, inputs))) for model in (before, after))
+    return float((first - second).abs().max() / first.abs().max())
+
+
+if __name__ == "__main__":
+    main()
