@@ -30,3 +30,11 @@ def test_a_journal_of_another_run_is_refused(tmp_path):
     with pytest.raises(ValueError, match="of another run"):
         Journal(tmp_path / "j", {"seed": 0}, resume=True)
     assert Journal(tmp_path / "j", {"seed": 1}).recall(1) is None  # begun anew
+
+
+def test_a_folder_that_is_no_journal_is_left_alone(tmp_path):
+    (tmp_path / "j").mkdir()
+    (tmp_path / "j" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="move it away"):
+        Journal(tmp_path / "j", {"seed": 0})
+    assert (tmp_path / "j" / "notes.txt").read_text() == "mine"

@@ -29,7 +29,8 @@ class Journal:
         resume: go on from what is there, instead of beginning anew.
 
     Raises:
-        ValueError: to go on, if there is nothing, or if it is from another run, naming what differs.
+        ValueError: to go on, if there is nothing, or if it is from another run, naming what differs; to begin, if something
+            else is in its place.
     """
 
     def __init__(self, folder: Path, fingerprint: Mapping[str, Any], resume: bool = False):
@@ -39,6 +40,8 @@ class Journal:
             self._check()
         else:
             if folder.exists():
+                if not (folder / "run.json").is_file():
+                    raise ValueError(f"{folder} is where a journal would be, and is none: move it away")
                 shutil.rmtree(folder)
             folder.mkdir()
             write_atomically(folder / "run.json", lambda file: file.write_text(json.dumps(self.fingerprint)))
