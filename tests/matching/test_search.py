@@ -1,13 +1,14 @@
 """A search starts where it is told to, from permutations with scales and bases too, and does not end higher."""
 
 import copy
+import weakref
 
 import pytest
 import torch
 from torch import nn
 
 import onebasin as ob
-from onebasin.tensors.states import read_state
+from onebasin.tensors.states import LazyState, read_state
 from tests.basis_networks import MLP, Attention, D, Model, with_gains
 
 X = torch.randn(64, 4, 3, generator=torch.Generator().manual_seed(0))
@@ -184,3 +185,59 @@ def test_models_are_merged_from_transforms(pair):
     for found, given in zip(moved[1:], (start.transform, other), strict=True):
         for name, matrix in given.matrices.items():
             torch.testing.assert_close(found.matrices[name], matrix)
+
+
+class Watched:
+    """A state that is read from elsewhere, tensor by tensor, and how many of its entries are held at once."""
+
+    def __init__(self, state):
+        self.state, self.held, self.most = dict(state), 0, 0
+
+    def lazily(self):
+        return LazyState({key: value.to("meta") for key, value in self.state.items()}, self.read)
+
+    def read(self, key):
+        tensor = self.state[key].clone()
+        self.held += tensor.numel()
+        self.most = max(self.most, self.held)
+        weakref.finalize(tensor, self.release, tensor.numel())
+        return tensor
+
+    def release(self, count):
+        self.held -= count
+
+
+def test_bases_of_files_are_matched_tensor_by_tensor(tmp_path):
+    """All that is known of the networks is a symmetry that was saved with a transform."""
+    networks = [network(seed).double() for seed in (0, 5)]
+    symmetry = ob.symmetry(networks[0], X[:2].double(), kinds="all")
+    ob.Transform(symmetry.identity(), {}).save(tmp_path / "t.safetensors")
+    loaded = ob.Transform.load(tmp_path / "t.safetensors").symmetry
+    watched = [Watched(each.state_dict()) for each in networks]
+    target, source = (each.lazily() for each in watched)
+    found = ob.align(source, to=target, symmetry=loaded, kinds="all")
+    assert found.method == "weight-matching"
+    assert len(found.matrices) == 3
+    assert found.model.is_lazy
+    total = sum(value.numel() for value in networks[0].parameters())
+    assert all(0 < each.most < total / 2 for each in watched)
+    states = [each.state_dict() for each in networks]
+    held = ob.align(states[1], to=states[0], symmetry=symmetry, scaling=NONE)
+    assert found.cost == pytest.approx(held.cost, rel=1e-9)
+    for key, value in held.model.items():
+        torch.testing.assert_close(found.model[key], value)
+    learned = ob.align(source, to=target, symmetry=loaded, scaling=FEW)
+    assert learned.cost < found.cost
+    merged = ob.merge([target, source], symmetry=loaded, kinds="all")
+    assert merged.is_lazy
+    for key, value in ob.interpolate([states[0], held.model], [0.5, 0.5]).items():
+        torch.testing.assert_close(merged[key], value)
+
+
+def test_states_that_are_not_canonical_or_have_no_symmetry_are_refused(pair):
+    a, b, start = pair
+    states = [read_state(each).lazily() for each in (b, a)]
+    with pytest.raises(ValueError, match=r"or states in canonical form, and symmetry="):
+        ob.align(*states, kinds="all")
+    with pytest.raises(ValueError, match=r"must be filled with 1 for a change of basis.*onebasin canonical"):
+        ob.align(*states, symmetry=start.transform.symmetry, kinds="all")

@@ -146,7 +146,7 @@ def align(
 
     Args:
         model: the model to permute; it is left untouched. Lazy states, such as checkpoints, are read tensor by tensor if the
-            method is "weight-matching" and the objective uses no data, and are loaded otherwise.
+            method is "weight-matching", the objective uses no data and nothing is learned, and are loaded otherwise.
         to: the model to align it to, of the same architecture. Their types and devices may differ. If it has more units, the
             model is widened first, see `onebasin.widen`.
         example_inputs: to trace the symmetry with; not needed if `symmetry` or `data` is given.
@@ -164,7 +164,8 @@ def align(
         groups: decide only the groups whose names match one of these (shell patterns); the others stay as they are.
         kinds: what to find besides permutations if no `symmetry` is given; see `onebasin.symmetry`. The positive scales of a
             symmetry are learned on the objective after the permutation.
-        scaling: how; `Scaling()` if None.
+        scaling: how; `Scaling()` if None. Of lazy states that are read tensor by tensor nothing is learned if None: scales
+            and bases are those of weight matching.
         seed: for everything random, also for loaders that shuffle by PyTorch's global generator, which is left as it was.
             A loader with a generator of its own is read in its own order.
         restarts: further runs, each from a random permutation, until none can cost less; the best result is kept.
@@ -235,6 +236,7 @@ def align(
             callback(entry)
 
     lazily = named.reads_lazily and not call.objective.uses_data and (start is None or _reads_lazily(start))
+    lazily = lazily and (scaling is None or not scaling.steps)  # what is learned is learned for all tensors at once
     with show_progress(progress) as show, seeded(seed, read_state(to).device):
         problem = make_problem(model, to, chosen, call.objective, call.data, lazily)
         problem = replace(problem, seed=seed, report=report, progress=show, engine=engine)
@@ -253,7 +255,7 @@ def align(
                 found = replace(search, method=each).find(before.compose(before.learn(Scaling(steps=0))), restarts=0)
                 by += f", {each.name}"
                 notes += [f"{each.name} {_describe_change(before.cost, found.cost)}."]
-            learned = found.learn(scaling or Scaling())
+            learned = found.learn(scaling or Scaling(steps=0 if problem.source.is_lazy else Scaling.steps))
             what = " and ".join(["Positive scales"] * bool(chosen.scales) + ["Changes of basis"] * bool(chosen.bases))
             if what:
                 notes += [f"{what.capitalize()} {_describe_change(found.match.cost, learned.cost)}."]

@@ -244,7 +244,10 @@ def canonicalise(
     """
     example_inputs = find_example(example_inputs, data)
     if example_inputs is None or not all(isinstance(model, nn.Module) for model in models):
-        raise ValueError("changes of basis need the networks: give modules, and example_inputs= or data= to trace them with")
+        raise ValueError(
+            "changes of basis are traced in the canonical forms of networks: give modules, and example_inputs= or data= to "
+            "trace them with; or states in canonical form, and symmetry="
+        )
     forms = [canonical(model, example_inputs) for model in models]
     copies = [form.model for form in forms]
     notes = dict.fromkeys(note for form in forms for note in form.notes)

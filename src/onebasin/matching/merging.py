@@ -141,7 +141,10 @@ def merge(
         models, symmetry, notes = canonicalise(models, example_inputs, call.data)
     symmetry = find_symmetry(models, example_inputs, symmetry, call.data, kinds)
     if (symmetry.scales or symmetry.bases) and reference == "mean" and len(models) > 2:
-        raise ValueError("scales and bases are learned towards one model or for all at once: take reference='common'")
+        raise ValueError(
+            "reference='mean' is for permutations, and these models have scales or bases: take reference='common', which "
+            "learns them for all models at once"
+        )
     if (
         symmetry.scales
         and not symmetry.bases
