@@ -167,5 +167,5 @@ def test_what_cannot_follow_a_transform_is_refused(transformed):
     expected = move_adapter(transform.permutation, lazily(magnitude)).load()
     assert all(torch.equal(moved[key], value) for key, value in expected.items())
     gain = {"base_model.model.norm.modules_to_save.default.weight": torch.full((8,), 2.0)}
-    with pytest.raises(ValueError, match=r"norm.modules_to_save.default.weight' must be filled with 1"):
+    with pytest.raises(ValueError, match=r"norm.modules_to_save.default.weight' is a gain and must be filled with 1"):
         move_adapter(transform, lazily(gain))

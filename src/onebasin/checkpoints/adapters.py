@@ -14,7 +14,6 @@ from onebasin.checkpoints.kohya_names import is_kohya, translate_names
 from onebasin.symmetries import Permutation, Place, Power, Symmetry, Transform
 from onebasin.symmetries.indices import dependencies, find_parent
 from onebasin.symmetries.layout import Factor, Layout
-from onebasin.symmetries.multiplication import check_fixed
 from onebasin.tensors.states import LazyState
 
 _Entry = TypeVar("_Entry", Power, Place)
@@ -64,7 +63,12 @@ def move_adapter(permutation: Permutation | Transform, adapter: LazyState, trans
         if part.is_magnitude and is_multiplied(permutation, part.key):
             raise ValueError(f"{key!r} is a magnitude (DoRA) of a weight that is scaled or mixed, which it cannot follow")
     extended = _extend(permutation.symmetry, parts)
-    check_fixed(extended, adapter)
+    for key, number in extended.fixed.items() if permutation.matrices else ():
+        if key in parts and not bool((adapter[key] == number).all()):
+            raise ValueError(
+                f"{key!r} is a gain and must be filled with {number:g} for a change of basis: an adapter that has trained a "
+                "gain cannot follow. Merge it into its base, and move the canonical form of that"
+            )
     moved = Permutation(extended, permutation.permutation.indices, check=False)
     whole = Transform(moved, permutation.logarithms, permutation.matrices)
     return adapter.map(functools.partial(_transform_part, whole, frozenset(parts)))

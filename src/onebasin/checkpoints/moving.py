@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -117,10 +117,7 @@ def move_file(
     check_finite(checkpoint, engine=engine)
     left = note_left_entries(checkpoint)
     if kind == "lora" or (kind == "auto" and is_adapter(checkpoint)):
-        transposed = _is_transposed(checkpoint) if transposed is None else transposed
-        notes = (*left, *_name_others(permutation, checkpoint), *_warn(permutation))
-        moved = move_adapter(permutation, checkpoint if dtype is None else widen(checkpoint), transposed)
-        return _MovedCheckpoint("lora", checkpoint, moved, notes, dtype=dtype)
+        return _move_lora([permutation], checkpoint, (*left, *_warn(permutation)), transposed, dtype)
     symmetry, scales = permutation.symmetry, {} if kind == "task-vector" else find_scales(checkpoint)
     fitted = _fit(checkpoint, symmetry, ignore, kind == "task-vector", scales)
     source = fitted if dtype is None else widen(fitted)
@@ -137,6 +134,31 @@ def move_file(
         raise ValueError(f"{path} is quantised, and its types must stay as they are: leave out the other type")
     whole, state, notes = _add_scales(permutation, fitted, scales) if scales else (fitted, permutation.apply(source), ())
     return _MovedCheckpoint("model", whole, state, (*notes, *entries.notes), entries.content, dtype)
+
+
+def move_lora(elements: Sequence[Permutation | Transform], path: str | os.PathLike[str]) -> MovedFile:
+    """Move a LoRA by several permutations or transforms, one after the other.
+
+    Raises:
+        ValueError: if the file is damaged, or does not fit one of them.
+    """
+    checkpoint = open_checkpoint(path)
+    check_finite(checkpoint)
+    return _move_lora(elements, checkpoint, note_left_entries(checkpoint))
+
+
+def _move_lora(
+    elements: Sequence[Permutation | Transform],
+    checkpoint: Checkpoint,
+    notes: tuple[str, ...],
+    transposed: bool | None = None,
+    dtype: torch.dtype | None = None,
+) -> MovedFile:
+    transposed = _is_transposed(checkpoint) if transposed is None else transposed
+    moved: LazyState = checkpoint if dtype is None else widen(checkpoint)
+    for element in elements:
+        moved = move_adapter(element, moved, transposed)
+    return _MovedCheckpoint("lora", checkpoint, moved, (*notes, *_name_others(elements[0], checkpoint)), dtype=dtype)
 
 
 def _fit(

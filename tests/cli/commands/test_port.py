@@ -1,6 +1,9 @@
+import copy
+
 import pytest
 import torch
 from cli_files import digest, load, write_llama
+from cli_networks import make_transformer
 from safetensors.torch import load_file, save_file
 
 import onebasin as ob
@@ -58,6 +61,67 @@ def test_a_lora_stays_a_lora(onebasin, folder):
     ran = onebasin(*arguments, "--scale", "0.5", "--force")
     assert ran.code == 3
     assert "its scale is set where it is loaded" in ran.err
+
+
+@pytest.fixture
+def rotated(folder):
+    """old.pt; new.pt, which computes the same in another basis and with other gains; a LoRA of the first; both models."""
+    torch.manual_seed(0)
+    old, inputs = make_transformer()
+    for norm in (old[1].norm1, old[1].norm2, old[2]):
+        torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
+    form = ob.canonical(old, inputs)
+    new = copy.deepcopy(old)
+    new.load_state_dict(form.state)
+    planted = ob.Transform.random(ob.symmetry(new, inputs, kinds="all"), torch.Generator().manual_seed(0))
+    other = ob.Transform(form.fold.permutation, {name: 0.5 * torch.randn(8) for name in form.fold.logarithms})
+    new.load_state_dict(other.apply(planted.apply(form.state)))
+    torch.save(old.state_dict(), folder / "old.pt")
+    torch.save(new.state_dict(), folder / "new.pt")
+    lora = {}
+    for name in ("0", "1.linear1", "1.linear2", "1.self_attn.out_proj", "3"):
+        out, inputs_of = old.get_submodule(name).weight.shape
+        lora[f"base_model.model.{name}.lora_A.weight"] = 0.3 * torch.randn(2, inputs_of)
+        lora[f"base_model.model.{name}.lora_B.weight"] = torch.randn(out, 2)
+    save_file(lora, folder / "lora.safetensors")
+    return old, new, inputs
+
+
+def add(model, lora):
+    result = copy.deepcopy(model)
+    for key in (key for key in lora if "lora_A" in key):
+        weight = result.get_submodule(key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")).weight
+        weight.data += lora[key.replace("_A", "_B")] @ lora[key]
+    return result
+
+
+TRANSFORMER = ("--model", "cli_networks:make_transformer", "--symmetry", "all")
+
+
+def test_a_lora_follows_changes_of_basis_and_gains(onebasin, folder, rotated):
+    old, new, inputs = rotated
+    ran = onebasin("port", "lora.safetensors", "--base", "old.pt", "--to", "new.pt", "-o", "o.safetensors", *TRANSFORMER)
+    assert ran.code == 0, ran.err
+    given, found = (load_file(folder / name) for name in ("lora.safetensors", "o.safetensors"))
+    assert {key: value.shape for key, value in found.items()} == {key: value.shape for key, value in given.items()}
+    expected = add(old, given)(inputs)
+    torch.testing.assert_close(add(new, found)(inputs), expected, rtol=1e-3, atol=1e-3)
+    assert (add(new, given)(inputs) - expected).abs().max() > 0.1
+
+
+def test_a_lora_that_cannot_follow_is_refused(onebasin, folder, rotated):
+    old, _, _ = rotated
+    command = ("port", "lora.safetensors", "--base", "old.pt", "--to", "new.pt", "-o", "o.safetensors", *TRANSFORMER)
+    state = old.state_dict()
+    torch.save({**state, "2.weight": -state["2.weight"]}, folder / "old.pt")
+    ran = onebasin(*command)
+    assert ran.code == 3
+    assert "a gain of the old base has entries below zero" in ran.err
+    save_file({"base_model.model.9.lora_A.weight": torch.zeros(2, 8)}, folder / "lora.safetensors")
+    ran = onebasin(*command)
+    assert ran.code == 3
+    assert "belongs to '9.weight'" in ran.err
+    assert not (folder / "o.safetensors").exists()
 
 
 def test_refusals_write_nothing(onebasin, folder, fine):

@@ -9,8 +9,9 @@ import typer
 
 import onebasin as ob
 from onebasin.checkpoints import write_checkpoint
+from onebasin.checkpoints.adapter_porting import find_folds
 from onebasin.checkpoints.adapters import is_adapter
-from onebasin.checkpoints.moving import move_file
+from onebasin.checkpoints.moving import move_lora
 from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
 from onebasin.cli.run_record import record_run
@@ -53,8 +54,8 @@ def port(
     """Carry a fine-tune of OLD over to NEW, a network of the same architecture that was trained apart.
 
     OLD is aligned to NEW, and what FINE_TUNED has more than OLD is moved in the same way and added to NEW. A LoRA comes back
-    as a LoRA of NEW of the same rank. OUT has the layout and the types of NEW, or of the LoRA. With --symmetry all, OUT is
-    in canonical form, see onebasin canonical.
+    as a LoRA of NEW of the same rank. OUT has the layout and the types of NEW, or of the LoRA. With --symmetry all, a model
+    OUT is in canonical form, see onebasin canonical, and a LoRA is for NEW as it is.
     """
     output, scales = Output(json), scale or [1.0]
     if len(scales) > 1 and data is None:
@@ -64,17 +65,16 @@ def port(
     )
     files = inputs.open_files([to, base, fine_tuned])
     is_lora = is_adapter(files[2])
-    if is_lora and (scales != [1.0] or kinds != "permutation"):
-        raise ValueError(
-            f"{fine_tuned} is a LoRA: its scale is set where it is loaded, and it is moved by permutations; for others "
-            "write the transform with onebasin align and give it to onebasin apply"
-        )
+    if is_lora and scales != [1.0]:
+        raise ValueError(f"{fine_tuned} is a LoRA: its scale is set where it is loaded")
     sources = [*files, *inputs.list_input_files([architecture], [architecture, data, loss])]
     like = files[2] if is_lora else files[0]
     card = outputs.place_card(out, like)
     outputs.check_outputs(out, like, [file for file in sources if file is not like], [card], force)
     known = files[:2] if is_lora else files
     models = inputs.read_models(output, known, architecture, input_shape, ignore, check, alignment.data, allow)
+    if is_lora:  # refuse one that does not fit before the bases are aligned
+        move_lora([models.symmetry.identity()], fine_tuned)
     left_out = outputs.note_companions(output, (fine_tuned if is_lora else to, like))
     outputs.show_inputs(output, [to, base, fine_tuned][: len(known)], models)
     summary: dict[str, Any] = {
@@ -95,8 +95,11 @@ def port(
         new, old, *further = alignment.load(models, run=kinds != "permutation" or len(scales) > 1)
         arguments = {"progress": progress, **alignment.symmetry_of(models, kinds), **alignment.arguments}
         if is_lora:
+            folds = find_folds(old, new, arguments["example_inputs"]) if kinds == "all" else None
             found, chosen, losses = ob.align(old, to=new, **arguments), 1.0, {}
-            move_file(found.permutation, fine_tuned, "lora").write(out, force, progress, beside)
+            element = found.permutation if kinds == "permutation" else found.transform
+            carriers = [element] if folds is None else [folds[0], element, folds[1]]
+            move_lora(carriers, fine_tuned).write(out, force, progress, beside)
         else:
             evaluate = mean_loss(inputs.read_loss(loss), inputs.read_data(data, "test")) if len(scales) > 1 else None
             ported = ob.port(further[0], base=old, to=new, scale=scales, evaluate=evaluate, **arguments)
