@@ -2,10 +2,12 @@
 
     python -m benchmarks.rotations [--pairs N] [--steps N]
     python -m benchmarks.rotations --three
+    python -m benchmarks.rotations --both [--pairs N]
 
 trains pairs of transformers of three blocks on the embedded digits and prints, for each way to align them, the barrier on
 the line between them on test images and the accuracy half way; six minutes a pair on one core. With --three, the highest
-barrier on a grid of 15 points between three of them, aligned to the first or all at once; eight minutes.
+barrier on a grid of 15 points between three of them, aligned to the first or all at once; eight minutes. With --both, one
+end of each pair is moved, or both; two minutes a pair.
 """
 
 import argparse
@@ -21,6 +23,7 @@ import onebasin as ob
 from benchmarks.digits import VisionTransformer
 from onebasin.datasets import digits
 from onebasin.landscape.evaluation import mean_loss
+from onebasin.landscape.paths import Evaluate
 
 CRITERION = nn.functional.cross_entropy
 
@@ -71,12 +74,33 @@ def measure_three(line: dict[str, Any], steps: int) -> None:
         print(f"| {label} | {max(above):.3f} | {min(accuracies.values()):.1%} | {ends} |")
 
 
+def measure_both(line: dict[str, Any], pairs: int, evaluate: Evaluate) -> None:
+    """Print what learning leaves if one end of a line moves, at one or two times the rate, or both do."""
+    rate = ob.Scaling().basis_lr
+    ways = {"one end": {}, "one end, twice the rate": {"basis_lr": 2 * rate}, "both ends": {"both": True}}
+    rows = {(steps, name): [] for steps in (50, 200) for name in ways}
+    for number in range(pairs):
+        a, b = train(2 * number), train(2 * number + 1)
+        start = ob.align(b, to=a, kinds="all", scaling=ob.Scaling(steps=0), **line).transform
+        given = {"kinds": "all", "init": start, "method": ob.StraightThrough(steps=0), **line}
+        for steps, name in rows:
+            found = ob.align(b, to=a, scaling=ob.Scaling(steps=steps, **ways[name]), **given)
+            path = ob.linear_path(found.target, found.model, evaluate, num_points=11)
+            rows[steps, name].append((path.barrier, found.cost))
+    print("| steps | what moves | test barrier, each pair | mean | training loss on the line |\n|---|---|---|---|---|")
+    for (steps, name), found in rows.items():
+        barriers, costs = zip(*found, strict=True)
+        each = ", ".join(f"{barrier:.3f}" for barrier in barriers)
+        print(f"| {steps} | {name} | {each} | {statistics.mean(barriers):.3f} | {statistics.mean(costs):.3f} |")
+
+
 def main() -> None:
     """Train, align, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=3, help="pairs of networks (default 3)")
     parser.add_argument("--steps", type=int, default=600, help="steps that bases are learned for (default 600)")
     parser.add_argument("--three", action="store_true", help="merge three at once instead")
+    parser.add_argument("--both", action="store_true", help="move one end or both instead")
     options = parser.parse_args()
     torch.set_num_threads(1)
     images, labels = digits("train")
@@ -85,6 +109,9 @@ def main() -> None:
     line = {"objective": ob.RandomPoint(CRITERION, low=0.4, high=0.6), "data": batches}
     if options.three:
         measure_three(line, options.steps)
+        return
+    if options.both:
+        measure_both(line, options.pairs, evaluate)
         return
     everything: dict[str, Any] = {"kinds": "all", "scaling": ob.Scaling(steps=0)}
     ways: dict[str, dict[str, Any] | None] = {

@@ -9,7 +9,7 @@ from torch import nn
 import onebasin as ob
 from onebasin.matching.scaling import Scaling
 from onebasin.symmetries import Transform
-from tests.basis_networks import MLP, Attention, D, Model, with_gains
+from tests.basis_networks import MLP, Attention, D, Model, SwiGLU, with_gains
 
 
 def cnn(seed):
@@ -124,3 +124,68 @@ def test_bases_lower_the_objective_and_keep_the_function():
     exact.load_state_dict({key: value.double() for key, value in ob.canonical(b, x).state.items()})
     moved.load_state_dict(found.transform.apply(exact))
     torch.testing.assert_close(moved(x.double()), exact(x.double()), rtol=1e-9, atol=1e-11)
+
+
+@pytest.fixture(scope="module")
+def ends():
+    """Two networks with gains, data, a loss, and the alignment in which both ends moved."""
+    torch.manual_seed(0)
+    networks = [Model([SwiGLU(), Attention()], [nn.LayerNorm(D) for _ in range(3)]).eval() for _ in range(2)]
+    a, b = (with_gains(network).double() for network in networks)
+    x = torch.randn(64, 4, 3, dtype=torch.float64)
+    batches = [(part, part.mean(1).argmax(1).clamp(max=1)) for part in x.split(32)]
+
+    def loss(output, target):
+        return nn.functional.cross_entropy(output.mean(1), target)
+
+    options = {"objective": ob.Midpoint(loss), "data": batches, "kinds": "all"}
+    return a, b, options, ob.align(b, to=a, **options, scaling=Scaling(steps=20, both=True))
+
+
+def test_both_ends_move_and_keep_their_functions(ends):
+    a, b, options, found = ends
+    x = options["data"][0][0]
+    assert found.cost < ob.align(b, to=a, **options, scaling=Scaling(steps=0)).cost
+    assert not found.target_transform.is_permutation
+    assert found.target_transform.logarithms
+    torch.testing.assert_close(found.model(x), b(x), rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(found.target(x), a(x), rtol=1e-9, atol=1e-11)
+    canonical = ob.canonical(a, x).state
+    for key, value in found.target_transform.apply(canonical).items():
+        torch.testing.assert_close(found.target.state_dict()[key], value)
+
+
+def test_the_line_between_moved_ends_is_a_line_from_one_of_them(ends):
+    """So moving both finds no better line than moving one can."""
+    a, b, options, found = ends
+    x = options["data"][0][0]
+    whole = found.target_transform.inverse() @ found.transform
+    states = [ob.canonical(each, x).state for each in (a, b)]
+    one = copy.deepcopy(a)
+    for share in (0.25, 0.5):
+        one.load_state_dict(ob.interpolate([states[0], whole.apply(states[1])], [1 - share, share]))
+        both = copy.deepcopy(a)
+        both.load_state_dict(ob.interpolate([found.target, found.model], [1 - share, share]))
+        torch.testing.assert_close(both(x), one(x), rtol=1e-9, atol=1e-11)
+
+
+def test_a_merge_is_half_way_between_moved_ends(ends):
+    a, b, options, found = ends
+    moved = []
+    merged = ob.merge([a, b], **options, scaling=Scaling(steps=20, both=True), on_aligned=moved.extend)
+    for key, value in ob.interpolate([found.target, found.model], [0.5, 0.5]).items():
+        torch.testing.assert_close(merged.state_dict()[key], value)
+    for ours, theirs in zip(moved, (found.target_transform, found.transform), strict=True):
+        assert ours.matrices.keys() == theirs.matrices.keys()
+        for name, matrix in theirs.matrices.items():
+            torch.testing.assert_close(ours.matrices[name], matrix)
+    with pytest.raises(ValueError, match="both=True\\) is for two ends"):
+        ob.merge([a, b, a], **options, scaling=Scaling(both=True))
+
+
+def test_both_ends_move_on_a_loss_only(ends):
+    a, b, options, _ = ends
+    with pytest.raises(ValueError, match="moves both ends on a loss between them"):
+        ob.align(b, to=a, example_inputs=options["data"][0][0], kinds="all", scaling=Scaling(both=True))
+    with pytest.raises(ValueError, match="both must be True or False"):
+        Scaling(both=1)

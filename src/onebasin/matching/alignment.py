@@ -50,6 +50,7 @@ class Alignment(Generic[M]):
         method: by which method, or by which in turn; "copy detection" if the model is a permuted copy of the target, so that
             none was run.
         target: the model to align to, in canonical form if bases were asked for: the line is drawn from there.
+        target_transform: what was done to the target, after that, if both ends moved (`Scaling.both`).
         notes: what was done beside it, and why, in sentences.
         logits: of "sinkhorn", where its descent ended: give them as ``logits=`` (with the same `init`) to go on from there.
         scales: the logarithms of the positive scales that the permuted units were multiplied by, if any were asked for.
@@ -79,6 +80,7 @@ class Alignment(Generic[M]):
     logits: dict[str, Tensor] | None = None
     scales: dict[str, Tensor] = field(default_factory=dict)
     matrices: dict[str, Tensor] = field(default_factory=dict)
+    target_transform: Transform | None = None
 
     @property
     def transform(self) -> Transform:
@@ -261,7 +263,7 @@ def align(
                 notes += [f"{what.capitalize()} {_describe_change(found.match.cost, learned.cost)}."]
             elif kinds != "permutation":
                 notes += [f"There are no {_WANTED[kinds]} in this symmetry."]
-    element = found.compose(learned)
+    element, of_target = found.compose(learned), found.compose_target(learned)
     whole = element if isinstance(element, Transform) else Transform(element, {})
     return Alignment(
         model=transform_model(model, element),
@@ -276,7 +278,8 @@ def align(
         logits=found.match.logits,
         scales=whole.logarithms,
         matrices=whole.matrices,
-        target=to,
+        target=to if of_target is None else transform_model(to, of_target),
+        target_transform=of_target,
     )
 
 

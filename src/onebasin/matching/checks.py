@@ -147,6 +147,11 @@ def check_call(
         )
     if scaling is not None and not isinstance(scaling, Scaling):
         raise TypeError(f"scaling must be Scaling(...) or None, got {scaling!r}")
+    if scaling is not None and scaling.both and not goal.uses_data:
+        raise ValueError(
+            "Scaling(both=True) moves both ends on a loss between them: give objective= and data=. A distance of weights "
+            "would fall wherever both networks are scaled down, however different they are"
+        )
     check_count("seed", seed)
     check_count("restarts", restarts, at_least=0)
     check_flag("detect_copy", detect_copy)

@@ -123,6 +123,9 @@ def merge(
     options |= {"data": call.data, "groups": call.groups}  # what can be read only once has been read
     for start in starts[1:]:
         check_call(moved, symmetry=symmetry, method=method, seed=seed, init=start, **options)
+    scaling = options.get("scaling")
+    if scaling is not None and scaling.both and len(models) > 2:
+        raise ValueError("Scaling(both=True) is for two ends: of more models, reference='common' moves all but the first")
     form, batches = _read_repair(repair, call.data)
     if form is not None and not all(isinstance(model, nn.Module) for model in models):
         raise ValueError("repair needs the networks: give modules, not state dicts")
@@ -177,12 +180,13 @@ def merge(
     results = [align_model(number, model, models[0], start) for number, (model, start) in pairs]
     frame = _Frame(
         models,
-        [models[0], *(result.model for result in results)],
+        [results[0].target, *(result.model for result in results)],
         [symmetry.identity(), *(result.permutation for result in results)],
     )
     elements: list[Any] = frame.permutations
     if symmetry.scales or symmetry.bases:
-        elements = [Transform(symmetry.identity(), {}), *(result.transform for result in results)]
+        first = results[0].target_transform or Transform(symmetry.identity(), {})
+        elements = [first, *(result.transform for result in results)]
     if reference == "mean" and len(models) > 2:
         frame.align_to_means(shares, max_rounds, seed, align_again)
     elif reference == "common" and len(models) > 2 and (symmetry.scales or symmetry.bases):

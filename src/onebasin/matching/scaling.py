@@ -18,12 +18,12 @@ from torch import Tensor
 
 from onebasin.descent.cuda_graphs import CapturedStep
 from onebasin.matching.closest_transforms import EQUAL
-from onebasin.matching.methods.base import check_count, check_number
+from onebasin.matching.methods.base import check_count, check_flag, check_number
 from onebasin.matching.problem import Problem
 from onebasin.relaxation.learned_bases import LearnedBases
 from onebasin.symmetries import Transform
 from onebasin.symmetries.multiplication import mixed_tensors, scale_shape, scaled_tensors
-from onebasin.tensors.states import StateDict
+from onebasin.tensors.states import State, StateDict
 
 _REPORT_EVERY = 10
 _SPREAD = 2.0
@@ -43,6 +43,8 @@ class Scaling:
         lr: the first step, of logarithms of scales.
         limit: the bound of what is learned of a logarithm, beside what it starts from.
         basis_lr: the first step, of the matrices whose exponentials are the bases.
+        both: learn scales and bases of the target as well, so that both ends of the line move towards each other. The
+            objective must look at a loss between them.
 
     >>> import torch
     >>> from torch import nn
@@ -60,20 +62,23 @@ class Scaling:
     lr: float = 0.05
     limit: float = 2.0
     basis_lr: float = 0.01
+    both: bool = False
 
     def __post_init__(self) -> None:
         check_count("steps", self.steps, at_least=0)
         check_number("lr", self.lr, above=0)
         check_number("limit", self.limit, above=0)
         check_number("basis_lr", self.basis_lr, above=0)
+        check_flag("both", self.both)
 
 
 class Learned(NamedTuple):
-    """The logarithms of scales, the matrices of bases, and what they cost."""
+    """The logarithms of scales, the matrices of bases, what they cost, and those of the target, if that moves too."""
 
     logarithms: dict[str, Tensor]
     matrices: dict[str, Tensor]
     cost: float
+    of_target: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
 
 
 def learn_transform(problem: Problem, options: Scaling, start: Transform) -> Learned:
@@ -108,9 +113,17 @@ def learn_transform(problem: Problem, options: Scaling, start: Transform) -> Lea
     network = _Network(problem, options, Transform(start.permutation, begin.logarithms, begin.matrices))
     if not network.is_learned:
         return best
-    _descend([network], options, lambda batch: problem.objective(network.state(), problem.target, batch))
+    ends = [network]
+    if options.both:
+        ends += [_Network(replace(problem, source=problem.target), options, Transform(symmetry.identity(), {}))]
+
+    def target() -> State:
+        return ends[1].state() if options.both else problem.target
+
+    _descend(ends, options, lambda batch: problem.objective(network.state(), target(), batch))
     with torch.no_grad():
-        learned = Learned(*network.elements(), problem.cost_of(network.state()))
+        cost = replace(problem, target=target()).cost_of(network.state())
+    learned = Learned(*network.elements(), cost, ends[1].elements() if options.both else None)
     return min(best, learned, key=lambda each: each.cost)
 
 

@@ -60,6 +60,10 @@ class Found:
         start = self.start if isinstance(self.start, Transform) else Transform(self.start, {})
         return Transform(permutation, learned.logarithms, learned.matrices) @ start
 
+    def compose_target(self, learned: Learned) -> Transform | None:
+        """What is done to the target; None if it stays as it is."""
+        return None if learned.of_target is None else Transform(self.start.symmetry.identity(), *learned.of_target)
+
 
 @dataclass(frozen=True)
 class Search:
