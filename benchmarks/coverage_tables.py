@@ -153,27 +153,35 @@ _NOT_MADE = (
 _INTRODUCTION = """\
 # Coverage
 
-Real architectures, traced without weights of their own. Made by `{command}`, on {machine}; seconds are of the processor.
+How much of real architectures is found to be free, and whether that is right. The models have random weights.
+Made by `{command}`, on {machine}; seconds are CPU time.
 
 {summary}
 
-- *seconds*: `onebasin.symmetry` with default settings, its own verification included.
-- *groups*: permutations (with families, one for each element of a parent, counted as one and named nested); `=` where a
-  person counted the same number from the architecture.
-- *free*: the share of hidden units, the output channels of weight operations that are not model outputs, that can move.
-- *right at other*: values of the inputs, batch sizes and lengths (tokens, frames, pixels on a side) than those of the
-  example, at which a random permutation of random weights leaves every output alone, computed by the module itself
-  in float64. What the module does not take is left out.
-- *error*: the largest relative difference at those inputs. *verdict*: `right` is below 1e-9. `WRONG` must not occur.
-  `refused` is an error message of ours, `not finished` a process that was ended.
-- *at a single token*: text models traced at one token, checked at nine; the share of hidden units that is free then.
-- *without verification*: where `verify=False` finds another symmetry, whether that one is right at the same inputs.
+The columns:
+
+- *seconds*: the time of `onebasin.symmetry` with default settings, with its own verification.
+- *groups*: the number of permutations; a family, with one permutation for each element of a parent, counts as one and is
+  called nested. `=` says that a person counted the same number from the architecture.
+- *free*: the share of hidden units that can move. Hidden units are the output channels of weight operations that are not
+  model outputs.
+- *right at other*: a random permutation of random weights leaves every output unchanged also at other values of the inputs,
+  batch sizes and lengths (tokens, frames, pixels per side) than those of the example, computed by the module itself in
+  float64. Sizes that the module does not take are left out.
+- *error*: the largest relative difference at those inputs.
+- *verdict*: `right` is an error below 1e-9. `WRONG` must not occur. `refused` is an error message of ours, `not finished`
+  a process that was ended.
+- *at a single token*: text models traced at one token and checked at nine, with the share of hidden units that is free then.
+- *without verification*: if `verify=False` finds another symmetry, whether that one is right at the same inputs.
 - *pinned*: axes of parameters that cannot move and are neither model input nor output, by reason.
-- *DETR*: in every layer of the encoder a table of sines and cosines, which is a constant, is added to the stream. So
-  exchanging two units of that stream changes the function, and they are rightly pinned: with learned positions in place of
-  the table they are free (the rows with that name). What is left there belongs to the decoder: it starts from zeros, so
-  its first layer has projections that meet nothing but zeros, and conditional DETR multiplies units by sines of its own.
-- *UNetMotionModel*: the example has fewer frames than the tables of positions in its state, and a table that is read in
-  part might be made anew for longer videos; where all of it is read it moves like a parameter.
-- *`rebasin`*: the same oracle on that package, by `python -m benchmarks.peer_rebasin` in a venv of its own.
+- *`rebasin`*: the same check of that package, by `python -m benchmarks.peer_rebasin` in an environment of its own.
+
+Two notes on rows:
+
+- *DETR*: every layer of the encoder adds a table of sines and cosines, a constant, to the stream. So exchanging two units of
+  that stream changes the function, and they are rightly pinned; with learned positions instead of the table they are free
+  (the rows with that name). The rest belongs to the decoder: it starts from zeros, so its first layer has projections that
+  are only ever multiplied by zeros, and conditional DETR multiplies units by sines of its own.
+- *UNetMotionModel*: the example has fewer frames than the tables of positions in its state, and the module might make a
+  table that is read in part again for longer videos. A table that is read as a whole moves like a parameter.
 """
