@@ -24,6 +24,7 @@ NAVIGATION = {
     "I have two checkpoints": [
         "howto/merge-checkpoints",
         "howto/hugging-face",
+        "howto/merge-transformers",
         "howto/port-fine-tunes",
         "howto/different-widths",
         "howto/provenance",

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 DOCS = Path(__file__).parent
-PAGES = ("tutorial", "transformers", "howto/custom-objectives")
+PAGES = ("tutorial", "howto/merge-transformers", "howto/custom-objectives")
 """Merge two networks; a pair of transformers; an objective of one's own."""
 MAX_SECONDS = 120
 REPOSITORY = "https://github.com/onebasin/onebasin/blob/main"
