@@ -1,9 +1,10 @@
 """Engines side by side on a Llama in shards: ``python -m benchmarks.engines --engines local processes:1 processes:2``.
 
 A random network with the shape of a Llama is written in shards, and a permuted copy with noise beside it. Each engine aligns
-them by weight matching and writes the aligned copy. Printed are seconds by the clock, the ratio to the first engine, where
-the time of all workers went, the share of the clock in which the driver worked alone, the peak memory of each process, and
-whether the permutation, the cost and the files are the same bits. ``--shape 3b`` is Llama 3.2 3B.
+them by weight matching and writes the aligned copy. Printed are seconds by the clock and their ratio to the first engine,
+core seconds of all processes (which do not depend on who else is at work), the share of them that the driver used, which no
+further worker makes shorter, the peak memory, whether the permutation, the cost and the files are the same bits, and where
+the time of all workers went. ``--shape 3b`` is Llama 3.2 3B.
 """
 
 import argparse
@@ -70,6 +71,15 @@ def read_peaks(engine: Any) -> list[float]:
     return peaks
 
 
+def read_core_seconds(engine: Any) -> float:
+    """What the workers have used of the cores, whoever else is at work."""
+    total = 0.0
+    for pid in engine.process_ids if isinstance(engine, ProcessEngine) else ():
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
 def run_engine(name: str, folder: Path, symmetry: ob.Symmetry, pair: tuple[Any, Any], device: str, sweeps: int) -> Any:
     """One row."""
     kind, _, workers = name.partition(":")
@@ -78,7 +88,7 @@ def run_engine(name: str, folder: Path, symmetry: ob.Symmetry, pair: tuple[Any, 
     with ProcessEngine(count, threads=threads) if kind == "processes" else make_engine(kind, count, device=device) as engine:
         list(engine.map(abs, range(2 * engine.workers)))  # workers are started: importing PyTorch takes seconds
         engine.seconds.clear()
-        begin, cores = time.perf_counter(), sum(os.times()[:2])
+        begin, cores, theirs = time.perf_counter(), sum(os.times()[:2]), read_core_seconds(engine)
         result = ob.align(
             second, to=first.to(device), symmetry=symmetry, method="weight-matching", max_sweeps=sweeps, engine=engine
         )
@@ -92,6 +102,7 @@ def run_engine(name: str, folder: Path, symmetry: ob.Symmetry, pair: tuple[Any, 
             "write_seconds": round(end - aligned, 2),
             "work_seconds": {what: round(each, 2) for what, each in engine.seconds.items()},
             "driver_core_seconds": round(sum(os.times()[:2]) - cores, 2),
+            "worker_core_seconds": round(read_core_seconds(engine) - theirs, 2),
             "worker_peak_gigabytes": read_peaks(engine),
             "driver_peak_gigabytes": round(peak_gigabytes(), 2),
             "notes": engine.notes,
@@ -139,10 +150,12 @@ def main() -> None:
             record["rows"].append(row)
             base = record["rows"][0]
             ratio = base["align_seconds"] / row["align_seconds"]
+            used, least = (each["driver_core_seconds"] + each["worker_core_seconds"] for each in (row, base))
             same = "same bits" if row["bits"] == base["bits"] else "OTHER BITS"
             peaks = max([row["driver_peak_gigabytes"], *row["worker_peak_gigabytes"]])
             print(
                 f"{name:14}{row['align_seconds']:9.1f} s align{row['write_seconds']:8.1f} s write   x {ratio:5.2f}   "
+                f"core seconds x {used / least:.2f}, {row['driver_core_seconds'] / used:.0%} in the driver   "
                 f"peak {peaks:.2f} GB   {same}   {row['work_seconds']}",
                 flush=True,
             )
