@@ -31,7 +31,7 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
     "Operators": {"onebasin": ["sinkhorn", "assign", "AssignmentInfo"]},
     "Between models": {
         "onebasin": [
-            *("interpolate", "linear_path", "LinearPath", "Path", "loss_plane", "Plane", "repair", "reset_batch_norm"),
+            *("interpolate", "linear_path", "LinearPath", "loss_plane", "Plane", "repair", "reset_batch_norm"),
         ],
     },
     "Pictures and reports": {
@@ -139,7 +139,8 @@ def _parameter(parameter: inspect.Parameter) -> str:
         text += f": {_annotation(parameter.annotation)}"
     if parameter.default is not inspect.Parameter.empty:
         default = parameter.default
-        shown = "..." if "factory" in repr(default) else getattr(default, "__name__", repr(default))
+        plain = not re.search(r"factory| object at 0x", repr(default))
+        shown = getattr(default, "__name__", repr(default)) if plain else "..."
         text += f" = {shown}" if ":" in text else f"={shown}"
     return text
 

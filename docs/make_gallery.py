@@ -60,7 +60,7 @@ def save(figure: Figure, name: str) -> None:
     figure.savefig(FOLDER / f"{name}.svg", metadata={"Date": None, "Creator": None})
 
 
-def describe(paths: dict[str, ob.Path]) -> Numbers:
+def describe(paths: dict[str, ob.LinearPath]) -> Numbers:
     """Barrier and accuracy half way."""
     middle = len(next(iter(paths.values())).weights) // 2
     return {

@@ -33,8 +33,6 @@ try:
 except metadata.PackageNotFoundError:  # a source tree that was never installed
     __version__ = "unknown"
 
-Path = LinearPath
-"""The former name of `LinearPath`."""
 
 __all__ = [
     "ActivationMatching",
@@ -47,7 +45,6 @@ __all__ = [
     "LinearPath",
     "Midpoint",
     "Objective",
-    "Path",
     "Permutation",
     "Plane",
     "Ported",
