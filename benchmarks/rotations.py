@@ -82,7 +82,7 @@ def measure_both(line: dict[str, Any], pairs: int, evaluate: Evaluate) -> None:
     for number in range(pairs):
         a, b = train(2 * number), train(2 * number + 1)
         start = ob.align(b, to=a, kinds="all", scaling=ob.Scaling(steps=0), **line).transform
-        given = {"kinds": "all", "init": start, "method": ob.StraightThrough(steps=0), **line}
+        given = {"kinds": "all", "init": start, **line}
         for steps, name in rows:
             found = ob.align(b, to=a, scaling=ob.Scaling(steps=steps, **ways[name]), **given)
             path = ob.linear_path(found.target, found.model, evaluate, num_points=11)

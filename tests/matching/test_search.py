@@ -72,7 +72,7 @@ def test_the_result_costs_no_more_than_the_transform_it_starts_from(pair, method
 
 def test_learning_goes_on_from_a_transform(pair):
     a, b, start = pair
-    found = ob.align(b, to=a, init=start.transform, method="ste", steps=0, scaling=FEW, **LEARNED)
+    found = ob.align(b, to=a, init=start.transform, scaling=FEW, **LEARNED)
     assert found.cost < start.cost - 0.01
     assert found.permutation == start.permutation
     check_function(found, b)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from onebasin.engines.memory import available_memory
 from onebasin.matching.methods import ActivationMatching, Exchange, Method, Sinkhorn, WeightMatching
 from onebasin.matching.methods.sinkhorn import plan_memory
+from onebasin.matching.methods.staying import Staying
 from onebasin.relaxation.objectives import Objective, WeightDistance
 from onebasin.symmetries import Symmetry
 from onebasin.symmetries.layout import factors
@@ -51,8 +52,8 @@ def recommend(
     obstacle = _find_obstacle(symmetry, source, target)
     if goal is not None:
         first = () if is_started else (ActivationMatching(),)
-        if first and (symmetry.scales or symmetry.bases):
-            return Recommendation(first, "scales are learned best from there")
+        if symmetry.scales or symmetry.bases:
+            return Recommendation(first or (Staying(),), "scales are learned best from there")
         descent = () if obstacle else (Sinkhorn(),)
         return Recommendation(
             (*first, *descent, Exchange(rounds=2)), "each lowers the objective further, or changes nothing"
