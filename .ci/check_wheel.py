@@ -40,6 +40,19 @@ _DRAW = """
 import onebasin as ob
 ob.LinearPath([0.0, 0.5, 1.0], {"loss": [1.0, 2.0, 1.0]}).plot().figure.savefig("line.svg")
 """
+_ENGINE = """
+import torch, onebasin as ob
+from onebasin.checkpoints import open_checkpoint
+from onebasin.engines import make_engine
+a = {"up.weight": torch.randn(64, 8), "down.weight": torch.randn(4, 64)}
+symmetry = ob.Symmetry.from_axes({"up.weight": "h i", "down.weight": "o h"}, ["h"], a)
+torch.save(a, "a.pt")
+torch.save(symmetry.random().apply(a), "b.pt")
+with make_engine("ray", workers=2) as engine:
+    b = open_checkpoint("b.pt")
+    found = ob.align(b, to=open_checkpoint("a.pt"), symmetry=symmetry, method="weight-matching", engine=engine)
+assert found.cost < 1e-6, found
+"""
 _MERGE = "onebasin merge a.pt b.pt -o merged.pt --model nets:make --report merged.html"
 
 CHECKS: dict[str, list[str]] = {
@@ -52,7 +65,7 @@ CHECKS: dict[str, list[str]] = {
     "hf": ["python folder.py gpt2"],
     "diffusers": ["python folder.py unet"],
     "avalanche": ["python -c 'import onebasin.continual.avalanche'"],
-    "ray": ["python -c 'import onebasin, ray'"],
+    "ray": ["python engine.py"],
 }
 """For each extra, commands that must succeed with it alone."""
 
@@ -89,6 +102,7 @@ def write_scripts(folder: Path) -> None:
     (folder / "readme.py").write_text("\n".join(blocks), encoding="utf-8")
     (folder / "nets.py").write_text(_FACTORY)
     (folder / "draw.py").write_text(_DRAW)
+    (folder / "engine.py").write_text(_ENGINE)
     (folder / "named.py").write_text("import sys" + _NAMED.replace('"{}"', "sys.argv[1]"))
     (folder / "folder.py").write_text(f"import sys\nconfig = {CONFIGURATIONS!r}[sys.argv[1]]{_FOLDER}")
 
