@@ -16,7 +16,7 @@ from sphinx.application import Sphinx
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
 
-from docs.make_api import SECTIONS  # noqa: E402 - the line above lets it be found
+from docs.make_api import SECTIONS, find_hidden_bases  # noqa: E402 - the line above lets it be found
 from docs.make_notebooks import PAGES, REPOSITORY, write_notebooks  # noqa: E402
 
 NAVIGATION = {
@@ -115,8 +115,13 @@ def _name_page(module: str, name: str) -> str:
 
 
 def _describe(module: str, name: str) -> str:
-    member = f".. autoclass:: {module}.{name}\n   :members:\n"
-    directive = member if _is_class(module, name) else f".. autofunction:: {module}.{name}\n"
+    directive = f".. autofunction:: {module}.{name}\n"
+    if _is_class(module, name):
+        thing = getattr(importlib.import_module(module), name)
+        hidden = find_hidden_bases(thing)
+        others = ", ".join(base.__name__ for base in thing.__mro__[1:] if base not in hidden)
+        inherited = f"   :inherited-members: {others}\n" if hidden else ""
+        directive = f".. autoclass:: {module}.{name}\n   :members:\n{inherited}"
     return f"# {name}\n\n```{{eval-rst}}\n{directive}```\n"
 
 

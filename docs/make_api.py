@@ -57,6 +57,8 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
         ],
     },
 }
+INHERITING = ("Symmetry", "LazyState")
+"""Classes that have members for users from bases without a page."""
 _HEADING = re.compile(r"(Args|Attributes|Returns|Raises|Warns|Yields):")
 _WIDTH = 100
 
@@ -89,15 +91,28 @@ def _entry(name: str, thing: Any) -> list[str]:
     kind = "class " if inspect.isclass(thing) else ""  # so that Symmetry and symmetry have different anchors
     lines = ["", f"### {kind}`{name}`", "", *_signature(name, thing), "", *_translate(thing)]
     if inspect.isclass(thing):
-        for member, value in vars(thing).items():
+        described = {}
+        for owner in (thing, *find_hidden_bases(thing)):
+            described |= {member: value for member, value in vars(owner).items() if member not in described}
+        for member, value in described.items():
             if not member.startswith("_") and _is_documented(value) and not _is_inherited(thing, member):
                 lines += _member(f"{name}.{member}", value)
     return lines
 
 
+def find_hidden_bases(thing: type) -> list[type]:
+    """Classes of ours above one of `INHERITING`: what they define is described with it."""
+    return [base for base in thing.__mro__[1:] if _is_ours(base)] if thing.__name__ in INHERITING else []
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.startswith("onebasin")
+
+
 def _is_inherited(owner: type, member: str) -> bool:
     """Whether a class above it, one of ours, has the member already: there it is described."""
-    return any(hasattr(base, member) for base in owner.__mro__[1:] if base.__module__.startswith("onebasin"))
+    hidden = find_hidden_bases(owner)
+    return any(hasattr(base, member) for base in owner.__mro__[1:] if _is_ours(base) and base not in hidden)
 
 
 _PROPERTIES = (property, functools.cached_property)

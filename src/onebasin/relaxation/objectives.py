@@ -197,17 +197,7 @@ class WeightDistance(Objective):
 
 @dataclass(frozen=True)
 class _OnTheLine(Objective):
-    """A loss of the network at points on the line between target and permuted parameters.
-
-    Attributes:
-        loss: ``loss(output, target)``.
-        data: an iterable of (inputs, target) batches, read again and again; may be given to `align` instead.
-        repaired: whether `align` looks at the networks with REPAIR at each point: a network without norms is replaced by its
-            normalised twin (see `onebasin.landscape.normalised_twin`), so that the collapse of variance half way, which
-            `repair` undoes afterwards, does not decide. Batch norms use the statistics of the batch in any case.
-        model: the architecture, in eval mode but for its batch norms, which use the statistics of the batch: those stored
-            with either endpoint would be wrong in between.
-    """
+    """A loss of the network at points on the line between target and permuted parameters; see `Midpoint`."""
 
     loss: Loss
     data: Iterable[Any] | None = None
@@ -254,6 +244,15 @@ def _between(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
 class Midpoint(_OnTheLine):
     """The loss half way between the two networks (eq. mid of the paper).
 
+    Attributes:
+        loss: ``loss(output, target)``.
+        data: an iterable of (inputs, target) batches, read many times; may be given to `align` instead.
+        repaired: whether `align` evaluates the networks with REPAIR at each point: a network without norms is replaced by
+            its normalised twin (see `onebasin.landscape.normalised_twin`), so that the collapse of variance half way, which
+            `repair` undoes afterwards, does not decide. Batch norms use the statistics of the batch in any case.
+        model: the architecture, in eval mode except for its batch norms, which use the statistics of the batch: those stored
+            with either endpoint would be wrong in between. `align` sets it.
+
     >>> import torch
     >>> from torch import nn
     >>> import onebasin as ob
@@ -273,6 +272,8 @@ class Midpoint(_OnTheLine):
 @dataclass(frozen=True)
 class RandomPoint(_OnTheLine):
     """The loss at a random point between the two networks, drawn anew at each step (eq. rand of the paper).
+
+    It has the attributes of `Midpoint`, and two more.
 
     Attributes:
         low: the smallest weight of the permuted network.

@@ -166,27 +166,7 @@ class Basis:
 
 @dataclass(frozen=True)
 class Structure:
-    """The data of a `Symmetry`, and how it fits a model.
-
-    Attributes:
-        groups: the free groups by name.
-        layouts: for every state key, one term per axis.
-        ties: state keys that are one tensor.
-        pinned: why an axis (key, axis) has parts that are not free.
-        unreached: parameters that the example calls never used; they are left alone.
-        unread: axes (key, axis) of other parameters of which the example calls read a part only, and why the rest stays
-            where it is.
-        sites: for each group, the activations it lives in.
-        num_hidden: hidden units: output channels of weight operations that are not model outputs.
-        num_free: how many of those can move.
-        is_traced: whether it was found by tracing, which verifies it, or written by hand.
-        front_ends: what made the program of each call and, if it was exported, why it was not recorded.
-        limits: what could not be traced, in words.
-        scales: positive scales of units by name, if they were asked for.
-        bases: changes of basis of units by name, if they were asked for.
-        fixed: parameters that are filled with one number, and have to be for changes of basis: the gains of norms.
-        gains: vectors that units are multiplied by entry by entry, such as the weights of layer norms.
-    """
+    """The data of a `Symmetry`, which describes the attributes, and how it fits a model."""
 
     groups: Mapping[str, Group]
     layouts: Mapping[str, Layout]
