@@ -48,7 +48,7 @@ def test_the_command_line_has_the_last_word(onebasin, models):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("models: [a, b]\nmethods: auto\n", "r.yaml, line 2: methods is no field of a recipe: allow, check"),
+        ("models: [a, b]\nmethods: auto\n", "r.yaml, line 2: methods is no field of a recipe: address, allow, check"),
         ("models: [a, b]\nseed: 1\nseed: 2\n", "r.yaml, line 3: seed is there twice"),
         ("models: [a, b\nseed: 1\n", "r.yaml, line 2: "),
         ("models: {a: 1}\n", "r.yaml, line 1: models must be a list of models, not"),

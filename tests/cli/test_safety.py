@@ -177,7 +177,7 @@ MATCHING = ("--method", "weight-matching")
         ((*ALIGN, "--loss", "odd"), None, 3, "there is no loss 'odd'"),
         ((*ALIGN, "--device", "nowhere"), None, 3, "cannot compute on 'nowhere'"),
         ((*ALIGN, "--init", "nothing"), None, 3, "is neither a file nor one of"),
-        ((*ALIGN, "--init", "a.safetensors"), None, 3, "is not a onebasin permutation"),
+        ((*ALIGN, "--init", "a.safetensors"), None, 3, "is neither a onebasin permutation nor a onebasin transform"),
         ((*ALIGN, "--groups", "x*", "--dry-run"), None, 3, "no group matches"),
         (ALIGN, cut_short, 3, "b.pt is not a PyTorch file, or it is damaged: PytorchStreamReader failed"),
         ((*ALIGN, "--data", "cli_networks:broken"), None, 3, "cli_networks:broken failed: RuntimeError: this"),

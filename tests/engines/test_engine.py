@@ -5,7 +5,7 @@ import pytest
 
 from onebasin.engines.engine import FAN_IN, LocalEngine, Tree
 from onebasin.engines.journal import Journal
-from onebasin.engines.memory import Need
+from onebasin.engines.memory_limits import Need
 
 
 def combine_as_a_tree(items):

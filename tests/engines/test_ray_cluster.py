@@ -3,7 +3,7 @@ import operator
 
 import pytest
 
-from onebasin.engines.memory import Need
+from onebasin.engines.memory_limits import Need
 from onebasin.engines.ray_cluster import RayEngine
 
 

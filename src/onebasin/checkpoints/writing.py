@@ -30,7 +30,7 @@ from onebasin.checkpoints.training_states import copy_tensors
 from onebasin.checkpoints.written_types import convert_configuration, convert_types
 from onebasin.engines import LOCAL, Engine
 from onebasin.engines.clock import spent_on
-from onebasin.engines.memory import Need
+from onebasin.engines.memory_limits import Need
 from onebasin.tensors.files import (
     check_replaceable,
     check_writable,

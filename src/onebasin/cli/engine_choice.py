@@ -10,7 +10,7 @@ from onebasin import __version__
 from onebasin.checkpoints import Checkpoint
 from onebasin.cli.console import Output, list_arguments
 from onebasin.engines import LOCAL, Engine, EngineName, Journal, make_engine
-from onebasin.engines.memory import read_bytes
+from onebasin.engines.memory_limits import read_bytes
 
 _WITHOUT_EFFECT = {"--resume": 0, "--force": 0, "--json": 0, "--engine": 1, "--workers": 1, "--address": 1, "--memory": 1}
 """Options that change no result, and how many values each takes."""

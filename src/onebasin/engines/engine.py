@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from onebasin.engines.clock import Seconds, recording
 from onebasin.engines.journal import Journal, Values
-from onebasin.engines.memory import Need, check_memory
+from onebasin.engines.memory_limits import Need, check_memory
 from onebasin.tensors.states import State
 
 Item = TypeVar("Item")

@@ -14,7 +14,7 @@ import torch
 from onebasin.engines.clock import Seconds, spent_on
 from onebasin.engines.engine import FAN_IN, Engine, Item, Result
 from onebasin.engines.held_values import HeldValues
-from onebasin.engines.memory import Need
+from onebasin.engines.memory_limits import Need
 from onebasin.engines.packing import check_portable, pack, unpack
 from onebasin.engines.worker import prepare, run_task
 from onebasin.tensors.states import State

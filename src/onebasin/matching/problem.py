@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from onebasin.engines import LOCAL, Engine
 from onebasin.engines.clock import spent_on
 from onebasin.engines.engine import FAN_IN
-from onebasin.engines.memory import Need
+from onebasin.engines.memory_limits import Need
 from onebasin.landscape.normalised_twin import make_twin
 from onebasin.relaxation.hardening import joint_groups
 from onebasin.relaxation.objectives import Objective, WeightDistance, each_tied_once, parameter_keys

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from onebasin.engines.memory import available_memory
+from onebasin.engines.memory_limits import available_memory
 from onebasin.matching.methods import ActivationMatching, Exchange, Method, Sinkhorn, WeightMatching
 from onebasin.matching.methods.sinkhorn import plan_memory
 from onebasin.matching.methods.staying import Staying

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from onebasin.symmetries.layout import factors
+from onebasin.symmetries.layout import factors, names
 from onebasin.symmetries.structure import Place, Power, Structure
 
 _MAX_ENTRIES = 2**50
@@ -40,6 +40,8 @@ def check_loaded(symmetry: Structure, sizes: Mapping[str, int]) -> None:
                 f"the group {name!r} has size {group.size!r:.20}, and its size is listed as {sizes.get(name)!r}"
             )
     for key, layout in symmetry.layouts.items():
+        if unknown := sorted(names(layout) - sizes.keys()):
+            raise ValueError(f"the layout of {key!r} has the name {unknown[0]!r:.60}, whose size is not listed")
         if math.prod(term.size for term in layout) > _MAX_ENTRIES:
             raise ValueError(f"the tensor {key!r} is larger than any memory")
     for key in (key for tied in symmetry.ties for key in tied):

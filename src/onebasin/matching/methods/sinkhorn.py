@@ -13,7 +13,7 @@ from torch import Tensor
 
 from onebasin.descent.adam import Optimizer, RowAdam, make_adam
 from onebasin.descent.cuda_graphs import CapturedStep
-from onebasin.engines.memory import available_memory
+from onebasin.engines.memory_limits import available_memory
 from onebasin.matching.methods.base import Match, Method, check_choice, check_count, check_flag, check_number
 from onebasin.matching.problem import Problem
 from onebasin.operator.implicit import choose_backend

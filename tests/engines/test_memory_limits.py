@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from onebasin.engines.memory import Need, available_memory, check_memory, read_bytes
+from onebasin.engines.memory_limits import Need, available_memory, check_memory, read_bytes
 
 
 def test_sizes_are_read():
