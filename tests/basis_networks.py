@@ -112,12 +112,12 @@ class SwiGLU(nn.Module):
 class MLP(nn.Module):
     """One hidden layer."""
 
-    def __init__(self) -> None:
+    def __init__(self, function: Callable[[Tensor], Tensor] = F.gelu, bias: bool = True) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(D, 12), nn.Linear(12, D)
+        self.first, self.second, self.function = nn.Linear(D, 12, bias=bias), nn.Linear(12, D, bias=bias), function
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.second(F.gelu(self.first(x)))
+        return self.second(self.function(self.first(x)))
 
 
 class Model(nn.Module):
@@ -169,6 +169,17 @@ class Function(nn.Module):
         return self.second(self.between(self.first(x)))
 
 
+class Shifted(nn.Module):
+    """A learned bias is added to a stream behind its norm, and a reader stands behind that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head, self.bias = nn.Linear(3, D), nn.Linear(D, 2), nn.Parameter(torch.randn(D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.rms_norm(self.embed(x), (D,)) + self.bias)
+
+
 class LoRA(nn.Module):
     """A linear layer and a product of two thin ones."""
 
@@ -181,12 +192,28 @@ class LoRA(nn.Module):
         return self.head(torch.relu(self.base(x) + 2 * self.b(self.a(x))))
 
 
+class BiasedAttention(nn.Module):
+    """Two heads of four, whose scores get a learned number for each distance: of T5 without factors, of Swin with them."""
+
+    def __init__(self, factor: float = 1.0, bias: bool = False):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(D, D, bias=bias) for _ in range(4))
+        self.distances, self.factor = nn.Embedding(9, 2), factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (2, 4)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        positions = torch.arange(x.shape[1])
+        near = (positions - positions[:, None]).clamp(-4, 4) + 4
+        scores = self.factor * q @ k.mT + self.distances(near).permute(2, 0, 1)
+        return self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
 class Windows(nn.Module):
     """Layer norm, tokens shifted and cut into windows, attention, four tokens merged into one: as Swin does."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.attention, self.norm = nn.Linear(3, D), Attention(), nn.LayerNorm(D)
+        self.embed, self.attention, self.norm = nn.Linear(3, D), BiasedAttention(0.5, bias=True), nn.LayerNorm(D)
         self.merge, self.reduce = nn.LayerNorm(4 * D), nn.Linear(4 * D, 6)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 import copy
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -126,3 +127,29 @@ def test_every_named_factor_has_its_size(case):
         assert tuple(term.size for term in symmetry.layouts[key]) == tuple(value.shape)
         for term in symmetry.layouts[key]:
             assert all(symmetry.sizes[f.name] == f.size for f in factors(term) if f.name)
+
+
+class Branching(nn.Module):
+    """Linear maps with something between them that depends on a size."""
+
+    def __init__(self, is_different: Callable[[Tensor], bool]):
+        super().__init__()
+        self.first, self.second, self.is_different = nn.Linear(3, 5), nn.Linear(5, 2), is_different
+
+    def forward(self, x):
+        hidden = self.first(x)
+        return self.second(torch.expm1(hidden) if self.is_different(x) else hidden)
+
+
+@pytest.mark.parametrize("is_different", [lambda x: len(x) == 1, lambda x: x.shape[1] > 4], ids=["batch", "length"])
+@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize("kinds", ["positive", "all"])
+def test_scales_and_bases_hold_at_other_sizes_too(is_different, is_large, kinds, monkeypatch):
+    if is_large:  # other sizes are not verified then
+        monkeypatch.setattr("onebasin.tracing.MAX_ENTRIES", 0)
+    symmetry = ob.symmetry(Branching(is_different), torch.randn(2, 4, 3), kinds=kinds)
+    assert list(symmetry.groups) == ["first"]
+    assert not symmetry.scales
+    assert not symmetry.bases
+    plain = ob.symmetry(Branching(lambda x: False), torch.randn(2, 4, 3), kinds=kinds)
+    assert plain.scales or plain.bases

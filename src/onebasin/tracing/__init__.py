@@ -73,7 +73,7 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True, kinds: 
         state = read_state(model)
         result, programs = _trace(model, calls, check=verify, kinds=kinds)
         if kinds == "all" and state.device.type != "meta":
-            result = add_rotary_bases(result, programs.given, state)
+            result = add_rotary_bases(result, programs.given, programs.derived, state)
     if verify and state.device.type != "meta":
         is_large, is_permuted_only = state.num_entries > MAX_ENTRIES, not result.scales and not result.bases
         if is_permuted_only or not is_large:  # random transforms permute too
@@ -109,7 +109,7 @@ class _Programs:
 def _trace(model: nn.Module, calls: Sequence[Call], check: bool, kinds: Kinds = "permutation") -> tuple[Symmetry, _Programs]:
     given = [read_program(model, call, check) for call in calls]
     pairs = list(zip(calls, given, strict=True))
-    result, added = _find_symmetry(model, given), []
+    result, added = _find_symmetry(model, given, kinds=kinds), []
     resized, limits = _read_resized_programs(model, pairs)
     training, more = _read_training_programs(model, pairs, result.unreached)
     redrawn = [read_redrawn_program(model, call, program) for call, program in pairs]
@@ -121,17 +121,25 @@ def _trace(model: nn.Module, calls: Sequence[Call], check: bool, kinds: Kinds = 
         if not any(variants):
             continue
         # A walk over two programs of a call may find less than over each alone, so those that agree are not added.
-        alone = _find_symmetry(model, [variant or program for program, variant in zip(given, variants, strict=True)])
-        if (alone.groups, alone.layouts, alone.unreached) != (result.groups, result.layouts, result.unreached):
+        # Scales and bases are not promised in train mode.
+        wanted: Kinds = "permutation" if variants is training else kinds
+        alone = _find_symmetry(model, [v or program for program, v in zip(given, variants, strict=True)], kinds=wanted)
+        if _differs(alone, result, wanted):
             added += filter(None, variants)
-            result = _find_symmetry(model, given, added)
-    if kinds != "permutation":
-        result = _find_symmetry(model, given, added, kinds)
+            result = _find_symmetry(model, given, added, kinds)
     forget_normal_forms()
     programs = _Programs(given, list(filter(None, (*resized, *redrawn))), list(filter(None, training)))
     front_ends = tuple(program.front_end for program in (*given, *programs.training))
     limits = (*_describe_reads(given), *limits, *more, *_describe_left_out(model, calls))
     return replace(result, front_ends=front_ends, limits=tuple(dict.fromkeys(limits))), programs
+
+
+def _differs(found: Symmetry, other: Symmetry, kinds: Kinds) -> bool:
+    """Whether a symmetry differs from another one, also in its scales and bases if those are wanted."""
+    first, second = ((each.groups, each.layouts, each.unreached) for each in (found, other))
+    if kinds == "permutation":
+        return first != second
+    return (*first, found.scales, found.bases) != (*second, other.scales, other.bases)
 
 
 def _describe_reads(programs: Sequence[Program]) -> Iterator[str]:

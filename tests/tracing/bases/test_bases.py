@@ -17,6 +17,7 @@ from onebasin.tracing import trace_calls
 from tests.basis_networks import (
     MLP,
     Attention,
+    BiasedAttention,
     ConvNet,
     ConvNeXt,
     D,
@@ -26,6 +27,7 @@ from tests.basis_networks import (
     PackedAttention,
     Recurrent,
     RMSNorm,
+    Shifted,
     Stacked,
     SwiGLU,
     Tied,
@@ -41,6 +43,11 @@ HEAD = [(4, "linear"), (4, "linear")]
 
 def layers(count: int) -> list[nn.Module]:
     return [nn.LayerNorm(D) for _ in range(count)]
+
+
+def weight_normed(model: nn.Module, layer: str, dim: int = 0) -> nn.Module:
+    nn.utils.parametrizations.weight_norm(model.get_submodule(layer), dim=dim)
+    return model
 
 
 def drop(x):
@@ -142,7 +149,20 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[tuple[int,
                        [(6, "linear"), (6, "orthogonal")]),
     "stacked as a|b, one not free": (lambda: Stacked(torch.sigmoid, nn.Identity()), ROWS, [(6, "linear")]),
     "stacked as a|b, signs": (lambda: Stacked(torch.tanh, nn.Identity()), ROWS, [(6, "linear")]),
-    "weight norm": (lambda: nn.utils.parametrizations.weight_norm(Function(torch.relu).first), ROWS, []),
+    "weight norm": (lambda: weight_normed(Function(torch.relu), "first"), ROWS, []),
+    "a reader with weight norm": (lambda: weight_normed(Function(nn.Identity()), "second"), ROWS, [(D, "orthogonal")]),
+    "trap: weight norm over columns": (lambda: weight_normed(Function(nn.Identity()), "second", dim=1), ROWS, []),
+    "T5": (
+        lambda: Model([BiasedAttention(), MLP(F.relu, bias=False)], [RMSNorm() for _ in range(3)]),
+        TOKENS,
+        [(D, "orthogonal"), *HEAD],
+    ),
+    "linear autoencoder": (
+        lambda: nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 2), nn.Linear(2, 3), nn.Linear(3, 6)),
+        (5, 6),
+        [(3, "linear"), (2, "linear"), (3, "linear")],
+    ),
+    "a bias behind a rotation": (Shifted, ROWS, [(D, "orthogonal")]),
     "nothing between": (lambda: nn.Sequential(nn.Linear(3, D), nn.Linear(D, 4), nn.Tanh()), ROWS, [(D, "linear")]),
     "lengths": (lambda: Function(lambda x: x / x.norm(dim=-1, keepdim=True)), ROWS, [(D, "orthogonal")]),
     "cosine": (lambda: Function(lambda x: x * x.square().sum(-1, keepdim=True).rsqrt()), ROWS, [(D, "orthogonal")]),
@@ -194,6 +214,29 @@ def test_kinds_counted_by_hand(name):
     symmetry = ob.symmetry(model, x, kinds="all")
     found = sorted((symmetry.sizes[basis.group], basis.kind) for basis in symmetry.bases.values())
     assert found == sorted(CASES[name][2])
+
+
+SCALES = {
+    "pre-LN": 5,  # behind each norm, of queries against keys, and of values against outputs
+    "norms without gains": 2,
+    "SwiGLU": 3,  # behind both norms, and of the branch that is no gate
+    "T5": 6,  # behind three norms, of hidden units, and two of the heads
+    "convolutions": 4,  # filters before a norm, what is behind it, and the units of two more layers
+    "weight norm": 2,  # of directions alone; and of lengths against the reader
+    "a reader with weight norm": 0,
+    "low rank": 1,
+    "LoRA": 2,  # between the thin layers, and of the hidden units
+    "tanh": 0,
+    "tanh behind a batch norm": 1,  # of the layer before it
+    "trap: gains": 2,
+}
+"""Positive scales of some of them."""
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_scales_counted_by_hand(name):
+    model, x = make(name)
+    assert len(ob.symmetry(model, x, kinds="positive").scales) == SCALES[name]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Pairs of units that a rotary embedding turns together; what is found in which network is in `test_bases`."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -51,6 +52,43 @@ def test_activations_that_may_be_turned_are_not_compared():
     assert not any(site.module.endswith((".q", ".k")) for sites in symmetry.sites.values() for site in sites)
     symmetry = find(Attention())
     assert any(site.module.endswith(".q") for sites in symmetry.sites.values() for site in sites)
+
+
+@pytest.mark.parametrize("style", ["halves", "interleaved", "not in pairs"])
+@pytest.mark.parametrize("is_large", [False, True])
+def test_one_token_does_not_tell_how_units_are_paired(style, is_large, monkeypatch):
+    if is_large:
+        monkeypatch.setattr("onebasin.tracing.MAX_ENTRIES", 0)
+        monkeypatch.setattr("onebasin.tracing.bases.rotary.MAX_ENTRIES", 0)
+    torch.manual_seed(0)
+    model = Model([Attention(rotate=style)], [nn.LayerNorm(D), nn.LayerNorm(D)]).eval().double()
+    symmetry = ob.symmetry(model, torch.randn(1, 1, 3), kinds="all")
+    assert any(basis.is_rotary for basis in symmetry.bases.values()) == (style != "not in pairs")
+    x = torch.randn(2, 9, 3, dtype=torch.float64)
+    moved = ob.Transform.random(symmetry, torch.Generator().manual_seed(0)).apply(model)
+    torch.testing.assert_close(torch.func.functional_call(model, moved, x), model(x), rtol=1e-9, atol=1e-11)
+
+
+class OneKey(nn.Module):
+    """Positions are given, so that no size is read: all that can be known is one position."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(3, 4) for _ in range(3))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x, cos, sin):
+        def turn(x):
+            first, second = x.chunk(2, -1)
+            return x * cos + torch.cat([-second, first], -1) * sin
+
+        return self.head((turn(self.q(x)) @ turn(self.k(x)).mT).softmax(-1) @ self.v(x))
+
+
+def test_a_single_key_in_all_calls_is_not_enough():
+    model, angles = OneKey().eval(), torch.rand(1, 1, 4)
+    symmetry = ob.symmetry(model, (torch.randn(1, 1, 3), angles.cos(), angles.sin()), kinds="all")
+    assert not any(basis.is_rotary for basis in symmetry.bases.values())
 
 
 def test_a_transform_with_pairs_is_saved(tmp_path):

@@ -41,6 +41,15 @@ def test_a_filter_before_a_batch_norm_and_the_unit_behind_it():
     assert symmetry.scales["0.weight"].offsets == {"1.running_var": model[1].eps}
 
 
+def test_stored_statistics_of_instance_norms_have_no_scale():
+    norm = nn.InstanceNorm2d(6, affine=True, track_running_stats=True)
+    model = nn.Sequential(nn.Conv2d(2, 6, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(6 * 16, 3)).eval()
+    symmetry = ob.symmetry(model, torch.randn(2, 2, 6, 6), verify=False, kinds="positive")
+    assert {name: sorted(scale.powers) for name, scale in symmetry.scales.items()} == {
+        "1.weight": ["1.bias", "1.weight", "4.weight"]
+    }
+
+
 class Residual(nn.Module):
     """A stream that two maps write to, one of them behind a norm."""
 

@@ -1,9 +1,11 @@
 """What a reading does with operations that it has no rule for."""
 
+import pytest
 import torch
 from torch import nn
 
 import onebasin as ob
+from tests.basis_networks import Function
 
 
 class Unknown(nn.Module):
@@ -20,6 +22,22 @@ class Unknown(nn.Module):
 def test_an_operation_without_a_rule_forbids_what_it_reads_and_nothing_else():
     symmetry = ob.symmetry(Unknown(), torch.randn(2, 3), kinds="all")
     assert [basis.name for basis in symmetry.bases.values()] == ["first.weight"]
+    assert not symmetry.scales
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.to(torch.int64).to(x.dtype),
+        lambda x: x.bool().to(x.dtype),
+        lambda x: x.type_as(torch.zeros(1, dtype=torch.int32)).to(x.dtype),
+        lambda x: x.sum(0, keepdim=True, dtype=torch.int64).to(x.dtype) + 0 * x,
+    ],
+)
+@pytest.mark.parametrize("kinds", ["positive", "all"])
+def test_nothing_passes_through_whole_numbers(function, kinds):
+    symmetry = ob.symmetry(Function(function), torch.randn(5, 3), verify=False, kinds=kinds)
+    assert not symmetry.bases
     assert not symmetry.scales
 
 

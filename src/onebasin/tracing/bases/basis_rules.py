@@ -132,6 +132,19 @@ def _batch_norm(system: System, args: SlotArguments) -> TensorSlots:
     return (batch, channels, *spatial)
 
 
+def _weight_norm(system: System, args: SlotArguments) -> Any:
+    """Weights g v / |v|, with a length for each entry along one axis: rotations along the others leave it alone."""
+    if not args["g"]:
+        raise NotCovered("one length of the whole tensor")
+    direction, dim = args["v"], args["dim"] % len(args["v"])
+    system.forbid(direction[dim], *args["g"])
+    others = [axis for number, axis in enumerate(direction) if number != dim]
+    if sum(map(bool, others)) > 1:
+        raise NotCovered("several axes have one length together")
+    system.narrow(Freedom.ORTHOGONAL, *others)
+    return [direction, *args.expected[1:]] if isinstance(args.expected, list) else direction
+
+
 def _dropout(system: System, args: SlotArguments) -> TensorSlots:
     if args.get("train", args.get("training", True)) and args["p"]:
         raise NotCovered("entries are dropped one by one")
@@ -229,5 +242,6 @@ RULES: dict[str, Rule] = {
     ),
     **dict.fromkeys(("abs", "absolute", "cos", "cosh"), _even),
     "batch_norm": _batch_norm,
+    **dict.fromkeys(("_weight_norm", "_weight_norm_interface"), _weight_norm),
     **dict.fromkeys(_CANDIDATES, _recurrent),
 }  # fmt: skip

@@ -4,14 +4,15 @@ A rotary embedding turns pairs of units of queries and keys by angles that grow 
 queries by one more angle and multiplying it by a number, and turning the pair of the keys alike and dividing it, changes no
 score. How an embedding is written differs from network to network, so it is not read: where queries meet keys, and the units
 along which they meet cannot be permuted, both ways to pair units are tried on random parameters in float64, and one is kept
-if the outputs stay the same.
+if the outputs stay the same. That says something only where queries meet several keys: with one key the softmax ignores its
+score, and any pairing would do.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -22,7 +23,7 @@ from onebasin.programs.graph import Program
 from onebasin.symmetries import Basis, Place, Symmetry
 from onebasin.symmetries.layout import Factor, Product, Sum, Term, factors
 from onebasin.symmetries.transform import TransformedSymmetry
-from onebasin.symmetries.verification import CannotVerify, Different, verify_programs
+from onebasin.symmetries.verification import MAX_ENTRIES, CannotVerify, Different, verify_programs
 from onebasin.tensors.states import State
 from onebasin.tracing.bases.basis_rules import RULES
 from onebasin.tracing.trace import operation_name
@@ -37,16 +38,22 @@ _PASSED = RULES.keys() | {"view_as_complex", "view_as_real", "index", "getitem"}
 """Operations between the layers that make queries and keys and the place where these meet."""
 
 
-def add_rotary_bases(symmetry: Symmetry, programs: Sequence[Program], state: State) -> Symmetry:
+def add_rotary_bases(symmetry: Symmetry, given: Sequence[Program], derived: Sequence[Program], state: State) -> Symmetry:
     """A symmetry with its rotary bases: for all attentions at once if they pair units alike, else for each by itself.
 
     Args:
         symmetry: without any.
-        programs: the calls that it was found from.
+        given: the calls that it was found from.
+        derived: the same calls at other sizes and values. Of a large model they are tried only where the calls as given
+            have a single key.
         state: of the model, for the shapes.
     """
-    meetings = dict.fromkeys(found for program in programs for found in _find_meetings(program))
-    possible = [meeting for meeting in meetings if _turn(symmetry, meeting, "halves") is not None]
+    programs: Sequence[Program] = given
+    num_keys = _count_keys(given)
+    if state.num_entries <= MAX_ENTRIES or min(num_keys.values(), default=2) < 2:
+        programs = (*given, *derived)
+        num_keys = _count_keys(programs)
+    possible = [meeting for meeting, n in num_keys.items() if n > 1 and _turn(symmetry, meeting, "halves") is not None]
     for pairing in ("halves", "neighbours"):
         found = _turn_all(symmetry, possible, pairing)
         if possible and _holds(found, programs, state):
@@ -78,8 +85,17 @@ class _Meeting:
     size: int
 
 
-def _find_meetings(program: Program) -> Iterator[_Meeting]:
-    """Where activations are multiplied with each other, as queries are with keys."""
+def _count_keys(programs: Iterable[Program]) -> dict[_Meeting, int]:
+    """Where queries meet keys, and the most keys that they meet there."""
+    counts: dict[_Meeting, int] = {}
+    for program in programs:
+        for meeting, count in _find_meetings(program):
+            counts[meeting] = max(counts.get(meeting, 0), count)
+    return counts
+
+
+def _find_meetings(program: Program) -> Iterator[tuple[_Meeting, int]]:
+    """Where activations are multiplied with each other, as queries are with keys; and how many keys there are."""
     learned = _find_learned(program)
     for node in program.graph.nodes:
         if node.op != "call_function" or operation_name(node) not in _MEETINGS:
@@ -89,7 +105,8 @@ def _find_meetings(program: Program) -> Iterator[_Meeting]:
             continue
         queries, keys = (_find_makers(operand, program, learned) for operand in (first, second))
         if queries and keys:
-            yield _Meeting(queries, keys, first.meta["val"].shape[-1])
+            along = -2 if operation_name(node) == "scaled_dot_product_attention" else -1
+            yield _Meeting(queries, keys, first.meta["val"].shape[-1]), second.meta["val"].shape[along]
 
 
 def _is_parameter(node: Node, program: Program) -> bool:

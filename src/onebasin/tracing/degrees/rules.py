@@ -63,8 +63,20 @@ def _trailing_norm(system: System, args: SlotArguments) -> TensorSlots:
 
 
 def _group_norm(system: System, args: SlotArguments) -> TensorSlots:
-    system.forbid(*args.input)
+    statistics = [args[name] for name in ("running_mean", "running_var") if args.get(name) is not None]
+    system.forbid(*args.input, *(axis for tensor in statistics for axis in tensor))
     return _affine(system, args, 1)
+
+
+def _weight_norm(system: System, args: SlotArguments) -> Any:
+    """Weights g v / |v|, with a length for each entry along one axis: factors of v vanish there, and g gives new ones."""
+    if not args["g"]:
+        raise NotCovered("one length of the whole tensor")
+    direction, dim = args["v"], args["dim"] % len(args["v"])
+    system.forbid(*(axis for number, axis in enumerate(direction) if number != dim))
+    weight = args.expected[0] if isinstance(args.expected, list) else args.expected
+    weight = (*weight[:dim], args["g"][dim], *weight[dim + 1 :])
+    return [weight, *args.expected[1:]] if isinstance(args.expected, list) else weight
 
 
 def _affine(system: System, args: SlotArguments, axis: int) -> TensorSlots:
@@ -91,5 +103,6 @@ RULES: dict[str, Rule] = {
     "batch_norm": _batch_norm,
     **dict.fromkeys(("layer_norm", "rms_norm"), _trailing_norm),
     **dict.fromkeys(("group_norm", "instance_norm"), _group_norm),
+    **dict.fromkeys(("_weight_norm", "_weight_norm_interface"), _weight_norm),
     **dict.fromkeys(("amax", "amin"), reduce),
 }  # fmt: skip

@@ -61,7 +61,8 @@ class Reading:
             return None
         name = name if name in self.rules else name.removesuffix("_")
         expected = self.system.make_constant(self.axes[node])
-        if name in self.rules and (name in TAKES_SEGMENTS or not self._has_segments(node)):
+        takes_it = name in TAKES_SEGMENTS or not self._has_segments(node)
+        if name in self.rules and takes_it and not _rounds(node):
             try:
                 found = self.rules[name](self.system, self._bind(node, expected))
             except NotCovered:
@@ -83,6 +84,13 @@ class Reading:
     def _has_segments(self, node: Node) -> bool:
         tensors = (tensor for operand in node.all_input_nodes for tensor in iterate_tensors(self.values[operand]))
         return any(isinstance(axis, Segments) for tensor in tensors for axis in tensor)
+
+
+def _rounds(node: Node) -> bool:
+    """Whether an operation makes whole numbers or truth values: no factor and no matrix passes through that."""
+    values = node.meta.get("val")
+    first = values[0] if isinstance(values, list | tuple) and values else values
+    return isinstance(first, Tensor) and not (first.is_floating_point() or first.is_complex())
 
 
 def _same_atoms(found: Any, expected: Any) -> bool:
