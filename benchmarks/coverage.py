@@ -3,7 +3,8 @@
     python -m benchmarks.coverage [--only PATTERN] [--again] [--jobs N] [--seconds S] [--peer FILE] [--out FOLDER]
 
 Each architecture is traced at one example in a process of its own, and checked at inputs of other values, batch sizes and
-lengths; a text model is also traced at a single token. Writes a record (coverage.json) and the table of the documentation
+lengths, for permutations and, the norms as they are made, for all kinds of symmetry; a text model is also traced at a single
+token. Writes a record (coverage.json) and the table of the documentation
 (coverage.md) into the folder. A run that was interrupted goes on where it was: rows that this very code measured are kept.
 """
 
@@ -30,7 +31,7 @@ from torch import nn
 import onebasin as ob
 from benchmarks.architectures import LIBRARIES, Architecture, Example, NotMade
 from benchmarks.coverage_oracle import calls_to_check, check
-from benchmarks.coverage_tables import Record, cells, markdown, row, summary
+from benchmarks.coverage_tables import Record, cells, is_wrong, markdown, row, summary
 from benchmarks.isolated_processes import Report, run_isolated
 from benchmarks.measuring import find_commit
 
@@ -53,10 +54,28 @@ def measure(architecture: Architecture, report: Report) -> None:
     trace_and_check(example, inputs, [] if architecture.unverified else list(_other_calls(example)), report)
     if architecture.unverified:
         report({"verdict": "not checked", "why": architecture.unverified})
+    else:
+        report({"stage": "all kinds", "all": check_all_kinds(architecture, inputs, list(_other_calls(example)))})
     if example.is_text:
         single: Record = {}
         trace_and_check(make(architecture), *_single_token(example), single.update)
-        report({"single": single})
+        report({"single": single | {"all": check_all_kinds(architecture, *_single_token(example))}})
+
+
+def check_all_kinds(architecture: Architecture, inputs: Any, others: list[tuple[str, Any]]) -> Record:
+    """The scales and bases of a fresh model, its gains one, traced at some inputs and checked at others."""
+    example, start = make(architecture), time.process_time()
+    try:
+        symmetry = ob.symmetry(example.model, inputs, kinds="all")
+    except Exception as error:
+        return _explain(error) | {"seconds": time.process_time() - start}
+    record: Record = {
+        "seconds": time.process_time() - start,
+        "bases": dict(Counter(basis.kind for basis in symmetry.bases.values())),
+        "scales": len(symmetry.scales),
+    }
+    example.before_check()
+    return record | judge([(where, check(symmetry, example.model, call)) for where, call in others])
 
 
 def trace_and_check(example: Example, inputs: Any, others: list[tuple[str, Any]], report: Report) -> None:
@@ -82,9 +101,7 @@ def trace(example: Example, inputs: Any, verify: bool = True) -> tuple[ob.Symmet
     try:
         symmetry = ob.symmetry(example.model, inputs, verify)
     except Exception as error:
-        # A ValueError is our refusal; anything else is a crash.
-        kind = "refused" if isinstance(error, ValueError) else f"crashed with {type(error).__name__}"
-        return None, {"verdict": kind, "why": _first_line(error), "seconds": time.process_time() - start}
+        return None, _explain(error) | {"seconds": time.process_time() - start}
     return symmetry, {
         "seconds": time.process_time() - start,
         "groups": len(symmetry.groups),
@@ -95,6 +112,12 @@ def trace(example: Example, inputs: Any, verify: bool = True) -> tuple[ob.Symmet
         "exported": [f.reason for f in symmetry.front_ends if f.reason],
         "pinned": pins(symmetry),
     }
+
+
+def _explain(error: Exception) -> Record:
+    """A ValueError is our refusal; anything else is a crash."""
+    kind = "refused" if isinstance(error, ValueError) else f"crashed with {type(error).__name__}"
+    return {"verdict": kind, "why": _first_line(error)}
 
 
 def _single_token(example: Example) -> tuple[Any, list[tuple[str, Any]]]:
@@ -267,8 +290,7 @@ def main() -> None:
 
 def is_bad(record: Record) -> bool:
     """Whether a row must not occur."""
-    wrong = "WRONG" in (record.get("verdict"), record.get("single", {}).get("verdict"))
-    return wrong or record["counted"] not in (None, record.get("groups"))
+    return is_wrong(record) or record["counted"] not in (None, record.get("groups"))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The oracle of the coverage table: f(permuted theta) = f(theta) in float64, by running the module itself.
+"""The oracle of the coverage table: f(transformed theta) = f(theta) in float64, by running the module itself.
 
 It shares nothing with the verification of the package but the mode that computes in float64: no program, no example input,
 no scale of an output.
@@ -7,13 +7,13 @@ no scale of an output.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from onebasin import Symmetry
+from onebasin import Symmetry, Transform
 from onebasin.programs.calls import read_calls
 from onebasin.programs.isolation import UnfusedAttention
 from onebasin.programs.precision import Float64, promote
@@ -27,7 +27,9 @@ _SCALES = (1.0, 0.4, 0.1)
 
 
 def check(symmetry: Symmetry, model: nn.Module, inputs: Any) -> dict[str, Any]:
-    """Permute random weights at random, and compare what the module returns for these inputs.
+    """Move random weights by a random element of a symmetry, and compare what the module returns for these inputs.
+
+    The gains that a change of basis needs to be one stay as they are.
 
     Returns:
         "verdict": "right", "wrong", "refused" (the module does not take the inputs) or "unstable" (rounding errors cannot
@@ -38,7 +40,7 @@ def check(symmetry: Symmetry, model: nn.Module, inputs: Any) -> dict[str, Any]:
     arguments = tree_map(promote, (call.args, call.kwargs))
     found: dict[str, Any] = {"verdict": "unstable"}
     for scale in _SCALES:
-        before = draw_weights(model, scale)
+        before = draw_weights(model, scale, symmetry.fixed)
         try:
             expected = run(model, before, arguments)
         except Exception as error:
@@ -53,8 +55,8 @@ def _compare(symmetry: Symmetry, model: nn.Module, before: dict[str, Tensor], ar
     if not any(bool(e.isfinite().any()) for e in expected):
         return {"verdict": "unstable", "error": float("nan")}
     generator = torch.Generator().manual_seed(1)
-    permutation = symmetry.random(generator)
-    error = difference(expected, run(model, permutation.apply(before), arguments))
+    element = Transform.random(symmetry, generator) if symmetry.scales or symmetry.bases else symmetry.random(generator)
+    error = difference(expected, run(model, element.apply(before), arguments))
     if error <= TOLERANCE:
         return {"verdict": "right", "error": error}
     jittered = {
@@ -65,10 +67,10 @@ def _compare(symmetry: Symmetry, model: nn.Module, before: dict[str, Tensor], ar
         return {"verdict": "unstable", "error": error}
     guilty = [
         name
-        for name in symmetry.groups
-        if difference(expected, run(model, permutation.only(name).apply(before), arguments)) > TOLERANCE
+        for name in {*symmetry.groups, *(basis.group for basis in symmetry.bases.values())}
+        if difference(expected, run(model, element.only(name).apply(before), arguments)) > TOLERANCE
     ]
-    return {"verdict": "wrong", "error": error, "guilty": guilty}
+    return {"verdict": "wrong", "error": error, "guilty": sorted(guilty)}
 
 
 def run(model: nn.Module, state: Mapping[str, Any], arguments: Any) -> list[Tensor]:
@@ -83,8 +85,8 @@ def run(model: nn.Module, state: Mapping[str, Any], arguments: Any) -> list[Tens
     return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
 
 
-def draw_weights(model: nn.Module, scale: float) -> dict[str, Any]:
-    """A random state: fresh norms, zero gates and statistics that are all equal would hide errors."""
+def draw_weights(model: nn.Module, scale: float, fixed: Collection[str] = ()) -> dict[str, Any]:
+    """A random state, but for some keys: fresh norms, zero gates and statistics that are all equal would hide errors."""
     generator = torch.Generator().manual_seed(0)
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     drawn: dict[int, Tensor] = {}  # tied entries stay tied
@@ -92,6 +94,8 @@ def draw_weights(model: nn.Module, scale: float) -> dict[str, Any]:
     def draw(key: str, value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
+        if key in fixed:
+            return drawn.setdefault(value.data_ptr() or id(value), value.clone())
         return drawn.setdefault(value.data_ptr() or id(value), _draw(value, key in parameters, scale, generator))
 
     return {key: draw(key, value) for key, value in model.state_dict().items()}

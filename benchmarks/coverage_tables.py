@@ -12,7 +12,7 @@ Record = dict[str, Any]
 SECONDS = 10.0
 """What no architecture should take."""
 HEADER = ["architecture", "parameters (M)", "seconds", "groups", "free", "right at other", "error", "verdict"]
-HEADER += ["at a single token", "without verification", "pinned, and why"]
+HEADER += ["scales and bases", "at a single token", "without verification", "pinned, and why"]
 
 
 def row(record: Record) -> list[str]:
@@ -26,6 +26,7 @@ def row(record: Record) -> list[str]:
         ", ".join(dict.fromkeys(record.get("checked", ()))),
         _error(record),
         _verdict(record),
+        _kinds_found(record),
         _single(record),
         _unverified(record),
         "; ".join(_short(text) for text in record.get("pinned", ())[:3]),
@@ -58,9 +59,30 @@ def _verdict(record: Record) -> str:
     return record["verdict"] + (f": {_short(record['why'], 200)}" if "why" in record else "")
 
 
+def _kinds_found(record: Record) -> str:
+    """How many scales and bases of each kind, or why none."""
+    found = record.get("all")
+    if found is None:
+        return ""
+    counts = [f"{number} {kind}" for kind, number in sorted(found.get("bases", {}).items())]
+    counts += [f"{found['scales']} scales"] if found.get("scales") else []
+    text = ", ".join(counts) or ("none" if "bases" in found else "")
+    return text if found["verdict"] == "right" else f"{text} {_verdict(found)}".strip()
+
+
 def _single(record: Record) -> str:
     single = record.get("single")
-    return "" if single is None else f"{_verdict(single)} {_percent(single)}".strip()
+    if single is None:
+        return ""
+    found = single.get("all", {"verdict": "right"})
+    kinds = "" if found["verdict"] == "right" else f"; all kinds {_verdict(found)}"
+    return f"{_verdict(single)} {_percent(single)}".strip() + kinds
+
+
+def is_wrong(record: Record) -> bool:
+    """Whether a check found another function, of permutations or of all kinds, at a single token or not."""
+    single = record.get("single", {})
+    return any(found.get("verdict") == "WRONG" for found in (record, single, record.get("all", {}), single.get("all", {})))
 
 
 def _unverified(record: Record) -> str:
@@ -82,13 +104,15 @@ def cells(values: Iterable[str]) -> str:
 def summary(records: list[Record]) -> str:
     """Verdicts, shares and times, one line each."""
     made = [r for r in records if r["verdict"] != "not made"]
-    num_wrong = sum("WRONG" in (r["verdict"], r.get("single", {}).get("verdict")) for r in made)
+    num_wrong = sum(map(is_wrong, made))
     verdicts = _count(r["verdict"] for r in made)
     lines = [f"- {num_wrong or 'None'} of {len(made)} architectures {'are' if num_wrong > 1 else 'is'} wrong: {verdicts}."]
     singles = [r["single"] for r in made if "single" in r]
     if singles:
         verdicts = _count(r["verdict"] for r in singles)
         lines.append(f"- {len(singles)} text models traced at a single token, checked at nine: {verdicts}.")
+    lines += _describe_kinds([r["all"] for r in made if "all" in r], "")
+    lines += _describe_kinds([r["all"] for r in singles if "all" in r], ", traced at a single token and checked at nine")
     walked = [r["unverified"] for r in [*made, *singles] if "unverified" in r]
     lines.append(
         f"- With `verify=False` another symmetry is found in {len(walked)}: {_count(r['verdict'] for r in walked) or 0}."
@@ -105,6 +129,17 @@ def summary(records: list[Record]) -> str:
     if len(records) > len(made):
         lines.append(f"- {len(records) - len(made)} more could not be made from a tiny configuration.")
     return "\n".join(lines)
+
+
+def _describe_kinds(found: list[Record], where: str) -> list[str]:
+    if not found:
+        return []
+    line = f"- All kinds of symmetry{where}: {_count(r['verdict'] for r in found)}."
+    right = [r for r in found if r["verdict"] == "right"]
+    kinds = sorted({kind for r in right for kind in r["bases"]})
+    counts = [f"{sum(kind in r['bases'] for r in right)} have `{kind}` bases" for kind in kinds]
+    counts += [f"{sum(bool(r['scales']) for r in right)} positive scales"]
+    return [line if where else f"{line} Of the right ones {', '.join(counts)}."]
 
 
 def _count(verdicts: Iterable[str]) -> str:
@@ -171,6 +206,8 @@ The columns:
 - *error*: the largest relative difference at those inputs.
 - *verdict*: `right` is an error below 1e-9. `WRONG` must not occur. `refused` is an error message of ours, `not finished`
   a process that was ended.
+- *scales and bases*: what `kinds="all"` finds beside permutations ([changes of basis](symmetry.md#changes-of-basis)) in the
+  network as it is made, its gains all one; random elements are checked at the same other inputs, by the module itself.
 - *at a single token*: text models traced at one token and checked at nine, with the share of hidden units that is free then.
 - *without verification*: if `verify=False` finds another symmetry, whether that one is right at the same inputs.
 - *pinned*: axes of parameters that cannot move and are neither model input nor output, by reason.

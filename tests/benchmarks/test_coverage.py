@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -46,6 +47,8 @@ def test_rows(records):
     assert records["ResNet, group norm"]["checked"] == ["values", "batch", "length", "length"]
     assert records["MLP"]["free"] == records["MLP"]["hidden"] == 24
     assert not any(map(is_bad, records.values()))
+    assert records["MLP"]["all"]["scales"] == 1
+    assert records["MLP"]["all"]["verdict"] == "right"
 
 
 def test_a_process_that_hangs_is_ended():
@@ -72,6 +75,12 @@ def test_pages(records):
 
 def test_a_wrong_one_is_counted_first(records):
     assert "1 of 1 architectures is wrong" in summary([{**records["MLP"], "verdict": "WRONG"}])
+
+
+def test_wrong_scales_and_bases_are_counted_too(records):
+    wrong = {**records["MLP"], "single": {"verdict": "right", "all": {"verdict": "WRONG"}}}
+    assert is_bad(wrong)
+    assert "1 of 1 architectures is wrong" in summary([wrong])
 
 
 def test_a_run_goes_on_where_it_was(records, tmp_path):
@@ -110,6 +119,15 @@ def test_the_oracle_sees_other_lengths(length, expected):
     found = check(CLAIM, Shortcut(), x)
     assert found["verdict"] == expected
     assert found.get("guilty", ["h"]) == ["h"]
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("orthogonal", "right"), ("linear", "wrong")])
+def test_the_oracle_sees_bases_that_are_too_free(kind, expected):
+    model = nn.Sequential(nn.Linear(3, 8), nn.RMSNorm(8), nn.Linear(8, 2)).eval()
+    found = ob.symmetry(model, torch.randn(4, 3), kinds="all")
+    (basis,) = found.bases.values()
+    claimed = replace(found, bases={basis.name: replace(basis, kind=kind)})
+    assert check(claimed, model, torch.randn(4, 3))["verdict"] == expected
 
 
 def test_the_oracle_says_what_a_module_refuses():
