@@ -3,15 +3,18 @@
     python -m benchmarks.rotations [--pairs N] [--steps N]
     python -m benchmarks.rotations --three
     python -m benchmarks.rotations --both [--pairs N]
+    python -m benchmarks.rotations --together [--pairs N] [--steps N]
 
 trains pairs of transformers of three blocks on the embedded digits and prints, for each way to align them, the barrier on
 the line between them on test images and the accuracy half way; six minutes a pair on one core. With --three, the highest
 barrier on a grid of 15 points between three of them, aligned to the first or all at once; eight minutes. With --both, one
-end of each pair is moved, or both; two minutes a pair.
+end of each pair is moved, or both; two minutes a pair. With --together, permutations are learned in the same steps as bases,
+or stay as they start; four minutes a pair.
 """
 
 import argparse
 import copy
+import itertools
 import statistics
 import time
 from typing import Any
@@ -94,6 +97,42 @@ def measure_both(line: dict[str, Any], pairs: int, evaluate: Evaluate) -> None:
         print(f"| {steps} | {name} | {each} | {statistics.mean(barriers):.3f} | {statistics.mean(costs):.3f} |")
 
 
+def learn_together(a: nn.Module, b: nn.Module, start: ob.Transform, line: dict[str, Any], steps: int, rate: float) -> Any:
+    """The transform of b after steps of Adam on the bases, with a falling rate, and on logits, unless their rate is zero."""
+    net = ob.RebasinNet(b, start.symmetry, init=start, mass=0.99)
+    parts = [{"params": net.generators.parameters(), "lr": ob.Scaling().basis_lr}]
+    parts += [{"params": net.logits.parameters(), "lr": rate}] if rate else []
+    optimizer = torch.optim.Adam(parts)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 - n / steps)
+    cost, target = line["objective"].bind(a), dict(a.named_parameters())
+    stream = itertools.cycle(line["data"])
+    for _ in range(steps):
+        optimizer.zero_grad()
+        cost(net(), {**a.state_dict(), **target}, next(stream)).backward()
+        optimizer.step()
+        schedule.step()
+    return net.transform()
+
+
+def measure_together(line: dict[str, Any], pairs: int, steps: int, evaluate: Evaluate) -> None:
+    """Print what is left if permutations stay as activation matching found them, or are learned with the bases."""
+    rows: dict[float, list[tuple[float, float]]] = {rate: [] for rate in (0.0, 0.01, 0.1)}
+    images = digits("train")[0]
+    for number in range(pairs):
+        a, b = (ob.canonical(train(2 * number + i), images[:2]).model for i in range(2))
+        start = ob.align(b, to=a, kinds="all", scaling=ob.Scaling(steps=0), **line).transform
+        for rate, found in rows.items():
+            moved = copy.deepcopy(b)
+            moved.load_state_dict(learn_together(a, b, start, line, steps, rate).apply(b))
+            path = ob.linear_path(a, moved, evaluate, num_points=11)
+            found.append((path.barrier, path.metrics["accuracy"][5]))
+    print("| rate of the logits | test barrier, each pair | mean | accuracy half way |\n|---|---|---|---|")
+    for rate, found in rows.items():
+        barriers, middles = zip(*found, strict=True)
+        each, middle = ", ".join(f"{x:.3f}" for x in barriers), ", ".join(f"{x:.1%}" for x in middles)
+        print(f"| {rate or 'permutations stay'} | {each} | {statistics.mean(barriers):.3f} | {middle} |")
+
+
 def main() -> None:
     """Train, align, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -101,6 +140,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=600, help="steps that bases are learned for (default 600)")
     parser.add_argument("--three", action="store_true", help="merge three at once instead")
     parser.add_argument("--both", action="store_true", help="move one end or both instead")
+    parser.add_argument("--together", action="store_true", help="learn permutations with the bases instead")
     options = parser.parse_args()
     torch.set_num_threads(1)
     images, labels = digits("train")
@@ -112,6 +152,9 @@ def main() -> None:
         return
     if options.both:
         measure_both(line, options.pairs, evaluate)
+        return
+    if options.together:
+        measure_together(line, options.pairs, options.steps, evaluate)
         return
     everything: dict[str, Any] = {"kinds": "all", "scaling": ob.Scaling(steps=0)}
     ways: dict[str, dict[str, Any] | None] = {
