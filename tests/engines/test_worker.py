@@ -2,8 +2,10 @@ import functools
 import io
 import operator
 
-from onebasin.engines.packing import pack, unpack
-from onebasin.engines.worker import read_frame, run_task, write_frame
+import pytest
+
+from onebasin.engines.packing import pack
+from onebasin.engines.worker import read_answer, read_frame, run_task, write_frame
 
 
 def test_frames_end_with_the_other_side():
@@ -16,11 +18,11 @@ def test_frames_end_with_the_other_side():
 
 
 def test_results_and_errors_are_sent_back():
-    is_done, result, seconds = unpack(run_task(pack((functools.partial(operator.add, 1), 2))[0], None))
-    assert (is_done, result) == (True, 3)
-    assert "other" in seconds
-    is_done, result, _ = unpack(run_task(pack((abs, "text"))[0], None))
-    assert not is_done
-    assert isinstance(result, TypeError)
-    is_done, result, _ = unpack(run_task(pack((functools.partial(map, abs), [1]))[0], None))
-    assert is_done
+    answer = read_answer(run_task(pack((functools.partial(operator.add, 1), 2))[0], None, "worker 1"))
+    assert answer.result == 3
+    ((worker, spans),) = answer.spent
+    assert worker == "worker 1"
+    assert {span.what for span in spans} == {"other"}
+    with pytest.raises(TypeError, match="bad operand"):
+        read_answer(run_task(pack((abs, "text"))[0], None, "worker 1"))
+    assert list(read_answer(run_task(pack((functools.partial(map, abs), [1]))[0], None, "")).result) == [1]

@@ -44,7 +44,8 @@ class FileLayout:
 
     Attributes:
         path: the file or folder that the user named.
-        files: for each weight file, the names of the tensors in it.
+        place: the same as an absolute path, which stays right in another working folder.
+        files: for each weight file, the names of the tensors in it; absolute paths, which workers can read.
         index: the file that says which shard holds which tensor, if there are shards.
         container: in a PyTorch file, the entry that holds the state dict; "" if the file is the state dict.
         extras: in a PyTorch file, entries of the state dict that are no tensors.
@@ -62,17 +63,21 @@ class FileLayout:
     read_others: Callable[[], Mapping[Any, Any]] = dict
     metadata: Mapping[Path, Mapping[str, str]] = field(default_factory=dict)
     parts: Mapping[str, FileLayout] = field(default_factory=dict)
+    place: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "place", self.path.absolute())
 
     @property
     def is_folder(self) -> bool:
         """Whether a copy of it is a folder: the original is one, or has several files."""
-        return self.path.is_dir() or self.index is not None
+        return self.place.is_dir() or self.index is not None
 
     @property
     def hugging_face_folder(self) -> Path | None:
         """The folder, if there is one and it has a configuration, or is a pipeline."""
-        has_configuration = bool(self.parts) or (self.path / "config.json").is_file()
-        return self.path if self.path.is_dir() and has_configuration else None
+        has_configuration = bool(self.parts) or (self.place / "config.json").is_file()
+        return self.path if self.place.is_dir() and has_configuration else None
 
     @property
     def weight_files(self) -> dict[str, Path]:

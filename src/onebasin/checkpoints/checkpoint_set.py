@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,7 @@ def open_models(
     verify: bool | None = None,
     example_inputs: Any = None,
     engine: Engine = LOCAL,
+    before_reading: Callable[[CheckpointSet], None] | None = None,
 ) -> CheckpointSet:
     """Open checkpoints, find their architecture and its symmetry, and check that they fit it.
 
@@ -92,6 +93,7 @@ def open_models(
         verify: check the symmetry on random weights; by default for models of up to 50 million parameters.
         example_inputs: used if no shapes are given and the architecture has no example inputs of its own.
         engine: where the tensors are looked at.
+        before_reading: called before any tensor is read, to refuse more.
 
     Raises:
         ValueError: if a checkpoint does not fit, is quantised, or holds NaN or infinity.
@@ -123,11 +125,14 @@ def open_models(
         _check_types(checkpoint, shapes)
     for checkpoint in checkpoints:
         engine.check_states({str(checkpoint.path): checkpoint})
-    check_finite(*checkpoints, engine=engine)
     symmetry = architecture.symmetry(verify)
     for checkpoint in checkpoints:
         symmetry.bind(checkpoint)
-    return CheckpointSet(architecture, symmetry, checkpoints)
+    models = CheckpointSet(architecture, symmetry, checkpoints)
+    if before_reading is not None:
+        before_reading(models)
+    check_finite(*checkpoints, engine=engine)
+    return models
 
 
 def _check_scales(checkpoint: Checkpoint, shapes: Mapping[str, Tensor]) -> None:

@@ -61,11 +61,11 @@ class CompanionFiles:
 
 def find_companions(like: Checkpoint) -> CompanionFiles:
     """The files to copy beside the weights of a checkpoint, in a pipeline from every part. No file is opened."""
-    if not like.path.is_dir():
+    if not like.layout.place.is_dir():
         return CompanionFiles({}, {})
     found, left, num_bytes = {}, {}, 0
     for name in ("", *like.layout.parts):
-        folder = (like.path / name).resolve()
+        folder = (like.layout.place / name).resolve()
         for entry in sorted(folder.iterdir()):
             place = f"{name}/{entry.name}" if name else entry.name
             if place in like.layout.weight_files or place in like.layout.parts:

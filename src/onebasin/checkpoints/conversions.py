@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from onebasin.checkpoints.checkpoint import Checkpoint, Conversion, join_parts, 
 from onebasin.checkpoints.diffusers_models import PipelineModel
 from onebasin.checkpoints.factories import build_on_cpu, build_on_meta
 from onebasin.checkpoints.tensor_names import fit_names
-from onebasin.tensors.states import find_ties
+from onebasin.tensors.states import RowReader, find_ties
 
 _Shapes = tuple[torch.Size, ...]
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -161,17 +161,30 @@ def _apply(checkpoint: Checkpoint, names: dict[str, str], conversions: tuple[Con
                 raise ValueError(f"{checkpoint.path} holds {key!r} twice, the second time as {conversion.names[0]!r}")
             shapes[key], sources[key] = shape, (conversion, number)
 
-    read = functools.partial(_read_converted, checkpoint, names, sources)
+    read = _ConvertedReader(checkpoint, names, sources)
     return Checkpoint(shapes, read, checkpoint.layout, names, checkpoint.notes, checkpoint.original, conversions)
 
 
-def _read_converted(
-    checkpoint: Checkpoint, names: dict[str, str], sources: dict[str, tuple[Conversion, int]], key: str
-) -> Tensor:
-    if key in names:
-        return checkpoint[names[key]]
-    conversion, number = sources[key]
-    return conversion.convert([checkpoint[name] for name in conversion.names])[number]
+@dataclass(frozen=True)
+class _ConvertedReader(RowReader):
+    checkpoint: Checkpoint
+    names: Mapping[str, str]
+    sources: Mapping[str, tuple[Conversion, int]]
+
+    def __call__(self, key: str) -> Tensor:
+        if key in self.names:
+            return self.checkpoint[self.names[key]]
+        conversion, number = self.sources[key]
+        return conversion.convert([self.checkpoint[name] for name in conversion.names])[number]
+
+    def has_rows(self, key: str) -> bool:
+        return key in self.names and self.checkpoint.has_rows(self.names[key])
+
+    def read_rows(self, key: str, start: int, stop: int) -> Tensor:
+        return self.checkpoint.read_rows(self.names[key], start, stop)
+
+    def find_origin(self, key: str) -> str:
+        return self.checkpoint.find_origin(self.names[key]) if key in self.names else key
 
 
 def _copy_to_all(checkpoint: Checkpoint, key: str, names: Sequence[str]) -> Conversion:

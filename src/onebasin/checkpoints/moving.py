@@ -19,10 +19,12 @@ from onebasin.checkpoints.checkpoint import TORCH_ENDINGS, Checkpoint
 from onebasin.checkpoints.companion_files import find_companions
 from onebasin.checkpoints.conversions import fit_to_model
 from onebasin.checkpoints.factories import find_factory
+from onebasin.checkpoints.hashing import hash_file
 from onebasin.checkpoints.input_protection import check_apart
 from onebasin.checkpoints.kohya_names import is_kohya, translate_names
 from onebasin.checkpoints.optimizer_states import UNNAMED, has_names, is_optimizer_state, move_optimizer
 from onebasin.checkpoints.reading import load_plain, open_checkpoint
+from onebasin.checkpoints.staging import is_finished
 from onebasin.checkpoints.tensor_names import check_finite, fit_names
 from onebasin.checkpoints.training_states import TrainingEntries, copy_tensors, move_training_entries, note_left_entries
 from onebasin.checkpoints.unknown_tensors import check_left, find_scales, is_quantized, lay_out_scales
@@ -61,8 +63,23 @@ class MovedFile(ABC):
         """How much it holds, in a few words."""
 
     @abstractmethod
-    def check(self, out: Path, force: bool = False, inputs: Iterable[Path] = (), further: Collection[str] = ()) -> None:
-        """Refuse an output that cannot be written, or that is an input; `further` are other files in a folder."""
+    def check(
+        self,
+        out: Path,
+        force: bool = False,
+        inputs: Iterable[Path] = (),
+        further: Collection[str] = (),
+        staged: int = 0,
+    ) -> None:
+        """Refuse an output that cannot be written, or that is an input.
+
+        Args:
+            out: the output.
+            force: replace what exists.
+            inputs: that must stay as they are.
+            further: other files in a folder.
+            staged: bytes of the output that are on the disk already.
+        """
 
     @abstractmethod
     def write(
@@ -251,8 +268,15 @@ class _MovedCheckpoint(MovedFile):
     def describe(self) -> str:
         return f"{len(self.checkpoint.original)} tensors"
 
-    def check(self, out: Path, force: bool = False, inputs: Iterable[Path] = (), further: Collection[str] = ()) -> None:
-        check_output(out, self.checkpoint, force, inputs, further, self.dtype)
+    def check(
+        self,
+        out: Path,
+        force: bool = False,
+        inputs: Iterable[Path] = (),
+        further: Collection[str] = (),
+        staged: int = 0,
+    ) -> None:
+        check_output(out, self.checkpoint, force, inputs, further, self.dtype, staged)
         check_entries(out, self.checkpoint, self.entries)
 
     def write(
@@ -282,7 +306,14 @@ class _MovedOptimizer(MovedFile):
     def describe(self) -> str:
         return f"the states of {len(self.content['state'])} parameters"
 
-    def check(self, out: Path, force: bool = False, inputs: Iterable[Path] = (), further: Collection[str] = ()) -> None:
+    def check(
+        self,
+        out: Path,
+        force: bool = False,
+        inputs: Iterable[Path] = (),
+        further: Collection[str] = (),
+        staged: int = 0,
+    ) -> None:
         check_apart(out, [self.path, *inputs])
         check_writable(out, force)
 
@@ -294,8 +325,17 @@ class _MovedOptimizer(MovedFile):
         beside: Beside | None = None,
         engine: Engine = LOCAL,
     ) -> None:
+        journal = engine.journal
+        if is_finished(journal, out.absolute()):
+            return
         self.check(out, force)
-        write_atomically(out, lambda file: write_torch(file, copy_tensors(self.content)))
+
+        def write_file(file: Path) -> None:
+            write_torch(file, copy_tensors(self.content))
+            if journal is not None:
+                journal.promise(out, {"": hash_file(file)})
+
+        write_atomically(out, write_file, durable=journal is not None)
 
 
 def _is_transposed(checkpoint: Checkpoint) -> bool:

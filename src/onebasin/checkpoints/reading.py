@@ -6,11 +6,11 @@ tensors and plain containers.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import zipfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from onebasin.checkpoints.file_versions import FileVersion
 from onebasin.checkpoints.pipeline_parts import find_parts
 from onebasin.engines.clock import spent_on
 from onebasin.tensors.files import check_nesting, check_regular, read_json
+from onebasin.tensors.states import RowReader
 
 _CONTAINERS = ("state_dict", "model_state_dict", "model", "module", "net", "ema")
 """Entries of a PyTorch file in which a state dict is looked for."""
@@ -68,9 +69,10 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def _open(path: Path) -> Checkpoint:
-    if path.is_dir() and is_distributed(path):
+    place = path.absolute()  # workers have other working folders
+    if place.is_dir() and is_distributed(place):
         return open_distributed(path)
-    file = _find_weights(path) if path.is_dir() else path
+    file = _find_weights(place) if place.is_dir() else place
     return _open_shards(path, file) if file.name.endswith(".index.json") else _open_file(path, file)
 
 
@@ -133,11 +135,21 @@ def _open_shards(path: Path, index: Path) -> Checkpoint:
     metadata = {file: shard.layout.metadata.get(file, {}) for file, shard in shards.items()}
     shapes = {key: shard_of[key].shapes[key] for key in weight_map}
     layout = FileLayout(path, contents, index, metadata=metadata)
-    return Checkpoint(shapes, functools.partial(_read_from_shard, shard_of), layout)
+    return Checkpoint(shapes, _ShardReader(shard_of), layout)
 
 
-def _read_from_shard(shard_of: Mapping[str, Checkpoint], key: str) -> Tensor:
-    return shard_of[key][key]
+@dataclass(frozen=True)
+class _ShardReader(RowReader):
+    shard_of: Mapping[str, Checkpoint]
+
+    def __call__(self, key: str) -> Tensor:
+        return self.shard_of[key][key]
+
+    def has_rows(self, key: str) -> bool:
+        return self.shard_of[key].has_rows(key)
+
+    def read_rows(self, key: str, start: int, stop: int) -> Tensor:
+        return self.shard_of[key].read_rows(key, start, stop)
 
 
 def _open_safetensors(path: Path, file: Path) -> Checkpoint:
@@ -159,7 +171,7 @@ def _open_safetensors(path: Path, file: Path) -> Checkpoint:
         name: torch.empty(shape, dtype=SAFETENSORS_TYPES[dtype], device="meta") for name, (dtype, shape) in found.items()
     }
 
-    read = functools.partial(_read_checked, version, starts, shapes)
+    read = _SafetensorsReader(version, starts, shapes)
     return Checkpoint(shapes, read, FileLayout(path, {file: tuple(shapes)}, metadata={file: metadata}))
 
 
@@ -179,20 +191,37 @@ def _read_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _read_checked(version: FileVersion, starts: Mapping[str, int], shapes: Mapping[str, Tensor], name: str) -> Tensor:
-    with spent_on("read"):
-        version.check()
-        return _read_tensor(version.file, starts[name], shapes[name])
+@dataclass(frozen=True)
+class _SafetensorsReader(RowReader):
+    """Reads tensors of a safetensors file, or rows of them.
 
+    Attributes:
+        version: of the file, which must not change.
+        starts: where in it each tensor begins.
+        shapes: of the tensors.
+    """
 
-def _read_tensor(file: Path, start: int, shape: Tensor) -> Tensor:
-    """One tensor, copied: a tensor in a mapped file would end the process if the file became shorter."""
-    content = torch.empty(shape.nbytes, dtype=torch.uint8)
-    with file.open("rb") as stream:
-        stream.seek(start)
-        if stream.readinto(content.numpy().data) < len(content):
-            raise ValueError(f"{file} became shorter while it was read")
-    return content.view(shape.dtype).reshape(shape.shape)
+    version: FileVersion
+    starts: Mapping[str, int]
+    shapes: Mapping[str, Tensor]
+
+    def __call__(self, key: str) -> Tensor:
+        return self._read(self.starts[key], self.shapes[key])
+
+    def read_rows(self, key: str, start: int, stop: int) -> Tensor:
+        rows = self.shapes[key][start:stop]
+        return self._read(self.starts[key] + start * self.shapes[key][0].nbytes, rows)
+
+    def _read(self, start: int, shape: Tensor) -> Tensor:
+        """Bytes of the file, copied: a tensor in a mapped file would end the process if the file became shorter."""
+        with spent_on("read"):
+            self.version.check()
+            content = torch.empty(shape.nbytes, dtype=torch.uint8)
+            with self.version.file.open("rb") as stream:
+                stream.seek(start)
+                if stream.readinto(content.numpy().data) < len(content):
+                    raise ValueError(f"{self.version.file} became shorter while it was read")
+            return content.view(shape.dtype).reshape(shape.shape)
 
 
 def _open_torch(path: Path, file: Path) -> Checkpoint:
@@ -217,7 +246,7 @@ def _open_torch(path: Path, file: Path) -> Checkpoint:
     return Checkpoint(shapes, _TorchFile(version, container, tensors), layout, notes=notes)
 
 
-class _TorchFile:
+class _TorchFile(RowReader):
     """Reads tensors of a PyTorch file, which is mapped. In another process it is opened again, at the first tensor."""
 
     def __init__(self, version: FileVersion, container: str, tensors: Mapping[str, Tensor] | None = None):
@@ -225,17 +254,24 @@ class _TorchFile:
 
     def __call__(self, key: str) -> Tensor:
         self.version.check()
-        if self.tensors is None:
-            content = load_plain(self.version.file)
+        if self.tensors is None:  # the version is one whose checksums have been looked at
+            content = load_plain(self.version.file, verify=False)
             self.tensors = content[self.container] if self.container else content
         return self.tensors[key].detach()
+
+    def read_rows(self, key: str, start: int, stop: int) -> Tensor:
+        return self(key)[start:stop]
 
     def __reduce__(self) -> Any:
         return _TorchFile, (self.version, self.container)
 
 
-def load_plain(file: Path) -> Any:
+def load_plain(file: Path, verify: bool = True) -> Any:
     """The content of a PyTorch file that holds tensors and plain containers. No code in it is run.
+
+    Args:
+        file: to read.
+        verify: compare all of it with its checksums, for which it is read once.
 
     Raises:
         ValueError: if the file is damaged, or holds anything else.
@@ -243,7 +279,7 @@ def load_plain(file: Path) -> Any:
     _check_is_weights(file)
     try:
         is_zip = zipfile.is_zipfile(file)
-        if is_zip:
+        if is_zip and verify:
             with zipfile.ZipFile(file) as archive:  # PyTorch does not check the checksums
                 damaged = archive.testzip()
             if damaged is not None:

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from onebasin.checkpoints.checkpoint import Checkpoint
 from onebasin.engines import LOCAL, Engine
+from onebasin.engines.work_meter import CHECKING
 from onebasin.tensors import comparison
+from onebasin.tensors.states import RowReader
 
 PREFIXES = ("module.", "_orig_mod.", "model.", "transformer.", "net.", "encoder.", "bert.", "vit.")
 """Prefixes that wrappers (DataParallel, compile, Lightning) and models with a head add to every name."""
@@ -94,12 +96,27 @@ def _rename(
     keys = {name: key for key, name in reversed(list(sources.items()))}
     conversions = [dataclasses.replace(each, keys=tuple(keys[key] for key in each.keys)) for each in checkpoint.conversions]
 
-    read = functools.partial(_read_renamed, checkpoint, sources, own)
+    read = _Renamed(checkpoint, sources, own)
     return Checkpoint(shapes, read, checkpoint.layout, names, notes, checkpoint.original, tuple(conversions))
 
 
-def _read_renamed(checkpoint: Checkpoint, sources: Mapping[str, str], own: Mapping[str, Tensor], key: str) -> Tensor:
-    return own[key] if key in own else checkpoint[sources[key]]
+@dataclasses.dataclass(frozen=True)
+class _Renamed(RowReader):
+    checkpoint: Checkpoint
+    sources: Mapping[str, str]
+    own: Mapping[str, Tensor]
+
+    def __call__(self, key: str) -> Tensor:
+        return self.own[key] if key in self.own else self.checkpoint[self.sources[key]]
+
+    def has_rows(self, key: str) -> bool:
+        return key not in self.own and self.checkpoint.has_rows(self.sources[key])
+
+    def read_rows(self, key: str, start: int, stop: int) -> Tensor:
+        return self.checkpoint.read_rows(self.sources[key], start, stop)
+
+    def find_origin(self, key: str) -> str:
+        return key if key in self.own else self.checkpoint.find_origin(self.sources[key])
 
 
 def find_renaming(names: list[str], shapes: Mapping[str, Tensor]) -> tuple[dict[str, str], str]:
@@ -151,6 +168,7 @@ def check_finite(*checkpoints: Checkpoint, engine: Engine = LOCAL) -> None:
     Raises:
         ValueError: naming the first such tensor and its file.
     """
+    engine.meter.expect(CHECKING, sum(checkpoint.num_bytes for checkpoint in checkpoints))
     for checkpoint in checkpoints:
-        with engine.hold(checkpoint):
-            comparison.check_finite({str(checkpoint.path): checkpoint}, engine.map)
+        with engine.broadcast(checkpoint):
+            comparison.check_finite({str(checkpoint.path): checkpoint}, functools.partial(engine.map, stage=CHECKING))

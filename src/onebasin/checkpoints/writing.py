@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import json
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -25,12 +26,16 @@ from onebasin.checkpoints.checkpoint import (
 )
 from onebasin.checkpoints.companion_files import CARD_NAME, copy_companion, find_companions
 from onebasin.checkpoints.distributed import CONVERSION, is_distributed
+from onebasin.checkpoints.hashing import hash_file
 from onebasin.checkpoints.input_protection import check_apart
+from onebasin.checkpoints.staging import Staging, is_finished
 from onebasin.checkpoints.training_states import copy_tensors
 from onebasin.checkpoints.written_types import convert_configuration, convert_types
 from onebasin.engines import LOCAL, Engine
 from onebasin.engines.clock import spent_on
-from onebasin.engines.memory_limits import Need
+from onebasin.engines.memory_limits import MemoryEstimate
+from onebasin.engines.work_meter import WRITING
+from onebasin.tensors.comparison import is_mixed
 from onebasin.tensors.files import (
     check_replaceable,
     check_writable,
@@ -41,10 +46,11 @@ from onebasin.tensors.files import (
     write_torch,
 )
 from onebasin.tensors.progress import Progress
-from onebasin.tensors.states import LazyState, State, read_state
+from onebasin.tensors.row_blocks import count_entries, list_blocks
+from onebasin.tensors.states import LazyState, RowReader, State, read_state
 
-_HELD_AT_ONCE = 8
-"""Copies of a tensor that is read, moved, mixed in a wider type, and written."""
+_HELD_AT_ONCE = 5
+"""Copies, in float32 or wider, of a tensor or a block that is read, moved, mixed, converted and written."""
 _TYPE_NAMES = {dtype: name for name, dtype in SAFETENSORS_TYPES.items()}
 
 
@@ -55,6 +61,7 @@ def check_output(
     inputs: Iterable[str | os.PathLike[str] | Checkpoint] = (),
     further: Collection[str] = (),
     dtype: torch.dtype | None = None,
+    staged: int = 0,
 ) -> None:
     """Refuse, before any work, an output that cannot or should not be written.
 
@@ -65,6 +72,7 @@ def check_output(
         inputs: files, folders and checkpoints that must stay as they are, beside `like`.
         further: for a folder, the names of other files that will be written into it.
         dtype: the type in which floating tensors will be written, if it is another one.
+        staged: bytes of it that are on the disk already.
 
     Raises:
         ValueError: if it is, lies in, or holds one of the inputs, exists and `force` is not given, is in a folder that does
@@ -73,7 +81,7 @@ def check_output(
     """
     target = Path(path)
     check_apart(target, [like, *inputs])
-    if like.path.is_dir() and is_distributed(like.path):
+    if like.layout.place.is_dir() and is_distributed(like.layout.place):
         raise ValueError(
             f"{like.path} is a distributed checkpoint, which is read but not written: make a file of it first, "
             f"{CONVERSION.format(folder=like.path)}"
@@ -90,10 +98,34 @@ def check_output(
     existing = target
     while not existing.exists():
         existing = existing.absolute().parent
-    tensors = like if dtype is None else convert_types(like, dtype)
-    free, needed = shutil.disk_usage(existing).free, tensors.num_bytes + find_companions(like).num_bytes
+    tensors = like.original if dtype is None else convert_types(like.original, dtype)
+    free, needed = shutil.disk_usage(existing).free, tensors.num_bytes + find_companions(like).num_bytes - staged
     if needed > free:
         raise ValueError(f"{target} needs {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free there")
+
+
+def estimate_writing(
+    path: str | os.PathLike[str], like: Checkpoint, dtype: torch.dtype | None = None, row_keys: Collection[str] = ()
+) -> MemoryEstimate:
+    """What `write_checkpoint` holds at a time: a tensor, or a block of its rows; of a PyTorch file all tensors in it.
+
+    Args:
+        path: the output.
+        like: the checkpoint whose layout it will have.
+        dtype: the type of floating tensors in it, if it is another one.
+        row_keys: the tensors that can be written row by row.
+    """
+    held = [
+        (count_entries(value) if key in row_keys else value.numel()) * (max(value.itemsize, 4) if is_mixed(value) else 8)
+        for key, value in like.shapes.items()
+    ]
+    whole = 0
+    for file, names in like.layout.files.items():
+        if (file if like.layout.is_folder else Path(path)).suffix in TORCH_ENDINGS:
+            shapes = [like.original.shapes[name] for name in names if name in like.original.shapes]
+            sizes = (dtype.itemsize if dtype and each.is_floating_point() else each.itemsize for each in shapes)
+            whole = max(whole, sum(each.numel() * size for each, size in zip(shapes, sizes, strict=True)))
+    return MemoryEstimate(driver=whole, worker=_HELD_AT_ONCE * max(held, default=0))
 
 
 def write_checkpoint(
@@ -141,38 +173,62 @@ def write_checkpoint(
     >>> torch.equal(open_checkpoint(folder / "half.safetensors")["1.bias"], a["1.bias"] / 2)
     True
     """
-    check_output(path, like, force, further=[*(beside or {}), *further], dtype=dtype)
+    target = Path(path).absolute()  # workers have other working folders
+    journal = engine.journal
+    if is_finished(journal, target):
+        return
+    staging = Staging(journal, target) if journal is not None and like.layout.is_folder else None
+    known = [*(beside or {}), *further]
+    check_output(path, like, force, further=known, dtype=dtype, staged=0 if staging is None else staging.num_bytes)
     check_entries(path, like, entries)
-    target = Path(path)
     tensors = _name_as_in_files(read_state(state), like)
     tensors = tensors if dtype is None else convert_types(tensors, dtype)
-    if engine.is_apart and like.layout.is_folder:
+    rows = {key for key, name in like.names.items() if tensors.has_rows(name)}
+    engine.check_memory(estimate_writing(path, like, dtype, rows))
+    if engine.is_remote and like.layout.is_folder:
         engine.check_states({str(path): tensors})
-        largest = max((value.nbytes for value in tensors.shapes.values()), default=0)
-        engine.check_memory(Need(driver=0, worker=_HELD_AT_ONCE * largest))
-    elif progress is not None:
+    elif progress is not None and engine.meter.report is None:
         tensors = _count_reads(tensors, progress)
     if like.layout.is_folder:
-        staging = engine.journal.stage(target) if engine.journal is not None else None
-
-        def write(folder: Path) -> None:
-            for name, source in find_companions(like).copied.items():
-                copy_companion(source, folder / name)
-            with engine.hold(tensors):
-                _write_folder(folder, tensors, like.layout, entries, engine, progress)
-            for place in ("", *like.layout.parts):
-                _convert_configuration(folder / place / "config.json", dtype)
-            for name, write_file in (beside or {}).items():
-                write_file(folder / name)
-
-        write_folder_atomically(target, write, force, further, staging)
+        with engine.broadcast(tensors):
+            write = functools.partial(_fill_folder, tensors, like, entries, beside or {}, dtype, engine, staging)
+            write_folder_atomically(target, write, force, further, None if staging is None else staging.folder)
         return
+
+    def write_file(temporary: Path) -> None:
+        with engine.counting(), spent_on("write"):
+            if _find_format(target) == "safetensors":
+                _write_safetensors(temporary, tensors, like.layout.metadata.get(file))
+            else:
+                _write_torch(temporary, tensors, like.layout, entries)
+        if journal is not None:
+            journal.promise(target, {"": hash_file(temporary)})
+
     (file,) = like.layout.files
-    if _find_format(target) == "safetensors":
-        metadata = like.layout.metadata.get(file)
-        write_atomically(target, lambda temporary: _write_safetensors(temporary, tensors, metadata))
-    else:
-        write_atomically(target, lambda temporary: _write_torch(temporary, tensors, like.layout, entries))
+    write_atomically(target, write_file, durable=journal is not None)
+
+
+def _fill_folder(
+    tensors: LazyState,
+    like: Checkpoint,
+    entries: Mapping[Any, Any] | None,
+    beside: Mapping[str, Callable[[Path], None]],
+    dtype: torch.dtype | None,
+    engine: Engine,
+    staging: Staging | None,
+    folder: Path,
+) -> None:
+    """Write all files of an output into a folder, in which files may be that a killed run has finished."""
+    done = set() if staging is None else staging.clean({*_list_names(like), *beside}, engine)
+    for name, source in find_companions(like).copied.items():
+        copy_companion(source, folder / name)
+    _write_folder(_Folder(folder, "", engine, staging, done), tensors, like.layout, entries)
+    for place in ("", *like.layout.parts):
+        _convert_configuration(folder / place / "config.json", dtype)
+    for name, write_file in beside.items():
+        write_file(folder / name)
+    if staging is not None:
+        staging.promise()
 
 
 def check_entries(path: str | os.PathLike[str], like: Checkpoint, entries: Mapping[Any, Any] | None) -> None:
@@ -208,7 +264,7 @@ def _name_as_in_files(state: State, like: Checkpoint) -> LazyState:
 
 
 @dataclass(frozen=True)
-class _NamedAsInFiles:
+class _NamedAsInFiles(RowReader):
     """Reads the tensors of a state under their names in the files of a checkpoint.
 
     Attributes:
@@ -228,6 +284,16 @@ class _NamedAsInFiles:
             conversion, number = self.parts[name]
             return self._restore(conversion)[number]
         return self.state[self.keys[name]] if name in self.keys else self.original[name]
+
+    def has_rows(self, key: str) -> bool:
+        if key in self.parts:
+            return False
+        return isinstance(self.state, LazyState) and self.state.has_rows(self.keys[key]) if key in self.keys else True
+
+    def read_rows(self, key: str, start: int, stop: int) -> Tensor:
+        if key in self.keys and isinstance(self.state, LazyState):
+            return self.state.read_rows(self.keys[key], start, stop)
+        return self.original.read_rows(key, start, stop)
 
     @functools.cached_property
     def _restore(self) -> Callable[[Conversion], list[Tensor]]:
@@ -256,51 +322,83 @@ def _count_reads(tensors: LazyState, progress: Progress) -> LazyState:
     return tensors.map(count)
 
 
-def _write_folder(
-    folder: Path,
-    tensors: LazyState,
-    layout: FileLayout,
-    entries: Mapping[Any, Any] | None,
-    engine: Engine,
-    progress: Progress | None,
-) -> None:
+@dataclass(frozen=True)
+class _Folder:
+    """A folder that is being written.
+
+    Attributes:
+        whole: the folder of the output.
+        part: of a pipeline, with a slash at its end; "" if it is none.
+        engine: that writes shards.
+        staging: if there is a journal.
+        done: the places of files that need not be written again.
+    """
+
+    whole: Path
+    part: str
+    engine: Engine
+    staging: Staging | None
+    done: set[str]
+
+    @property
+    def path(self) -> Path:
+        return self.whole / self.part
+
+
+def _write_folder(folder: _Folder, tensors: LazyState, layout: FileLayout, entries: Mapping[Any, Any] | None) -> None:
     """Write the weight files of a folder or, for a pipeline, those of its parts."""
+    engine, staging = folder.engine, folder.staging
     for name, part in layout.parts.items():
-        (folder / name).mkdir(exist_ok=True)
+        (folder.path / name).mkdir(exist_ok=True)
         own = LazyState(take_part(tensors.shapes, name), functools.partial(_read_part, tensors, name))
-        _write_folder(folder / name, own, part, entries, engine, progress)
+        _write_folder(replace(folder, part=f"{name}/"), own, part, entries)
     shards: list[_Shard] = []
     for file, names in layout.files.items() if not layout.parts else ():
         if file.suffix in TORCH_ENDINGS:
             own = LazyState({name: tensors.shapes[name] for name in names}, tensors.read)
             with engine.counting(), spent_on("write"):
-                _write_torch(folder / file.name, own, layout, entries)
-        elif not (folder / file.name).is_file():  # else it is there from a run that was killed
-            shards.append(_Shard(folder / file.name, names, layout.metadata.get(file)))
-    done = sum(len(names) for names in layout.files.values()) - sum(len(shard.names) for shard in shards)
-    for shard, _ in zip(shards, engine.map(functools.partial(_write_shard, tensors), shards), strict=True):
-        done += len(shard.names)
-        if progress is not None and engine.is_apart:
-            progress("writing", done, len(tensors))
-    remove_temporaries(folder)
+                _write_torch(folder.path / file.name, own, layout, entries)
+        elif f"{folder.part}{file.name}" not in folder.done:
+            shards.append(_Shard(folder.path / file.name, names, layout.metadata.get(file), staging is not None))
+
+    def size(shard: _Shard) -> float:
+        return sum(tensors.shapes[name].nbytes for name in shard.names)
+
+    written = engine.map(functools.partial(_write_shard, tensors), shards, WRITING, size)
+    for shard, digest in zip(shards, written, strict=True):
+        if staging is not None and digest is not None:
+            staging.keep(f"{folder.part}{shard.file.name}", digest)
+    remove_temporaries(folder.path)
     if layout.index is not None:
         index = read_json(layout.index)
         index["metadata"] = {**(index.get("metadata") or {}), "total_size": tensors.num_bytes}
-        (folder / layout.index.name).write_text(json.dumps(index, indent=2) + "\n")
+        (folder.path / layout.index.name).write_text(json.dumps(index, indent=2) + "\n")
 
 
 class _Shard(NamedTuple):
-    """A safetensors file to write, the tensors in it, and the metadata in its header."""
+    """A safetensors file to write.
+
+    Attributes:
+        file: the file.
+        names: of the tensors in it.
+        metadata: in its header.
+        is_kept: whether a run that goes on after it was killed will rely on the file.
+    """
 
     file: Path
     names: tuple[str, ...]
     metadata: Mapping[str, str] | None
+    is_kept: bool
 
 
-def _write_shard(tensors: LazyState, shard: _Shard) -> None:
+def _write_shard(tensors: LazyState, shard: _Shard) -> str | None:
+    """Write a file; returns its SHA-256 if it is kept."""
     own = LazyState({name: tensors.shapes[name] for name in shard.names}, tensors.read)
+    digest = hashlib.sha256() if shard.is_kept else None
     with spent_on("write"):
-        write_atomically(shard.file, lambda temporary: _write_safetensors(temporary, own, shard.metadata))
+        write = functools.partial(_write_safetensors, tensors=own, metadata=shard.metadata, digest=digest)
+        write_atomically(shard.file, write, durable=shard.is_kept)
+    return None if digest is None else digest.hexdigest()
 
 
 def _read_part(tensors: LazyState, part: str, key: str) -> Tensor:
@@ -321,7 +419,7 @@ def _find_format(target: Path) -> str:
     raise ValueError(f"cannot tell the format of {target}: it should end in .safetensors, {', '.join(TORCH_ENDINGS)}")
 
 
-def _write_safetensors(file: Path, tensors: LazyState, metadata: Mapping[str, str] | None) -> None:
+def _write_safetensors(file: Path, tensors: LazyState, metadata: Mapping[str, str] | None, digest: Any = None) -> None:
     """Write the format directly, as the library would hold all tensors at once: header length, JSON header, tensors."""
     # The widest types first, so that every tensor begins at a multiple of its item size.
     ordered = sorted(tensors.shapes.items(), key=lambda entry: (-entry[1].dtype.itemsize, entry[0]))
@@ -336,16 +434,27 @@ def _write_safetensors(file: Path, tensors: LazyState, metadata: Mapping[str, st
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with file.open("wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text)
+        _write_bytes(stream, len(text).to_bytes(8, "little") + text, digest)
         for name, shape in ordered:
-            _write_tensor(stream, name, shape, tensors[name])
+            blocks = list_blocks(shape) if tensors.has_rows(name) else []
+            if len(blocks) < 2:
+                _write_tensor(stream, name, shape, tensors[name], digest)
+                continue
+            for start, stop in blocks:
+                _write_tensor(stream, name, shape[start:stop], tensors.read_rows(name, start, stop), digest)
 
 
-def _write_tensor(stream: BinaryIO, name: str, shape: Tensor, value: Tensor) -> None:
+def _write_tensor(stream: BinaryIO, name: str, shape: Tensor, value: Tensor, digest: Any = None) -> None:
     assert value.shape == shape.shape, f"{name} changed its shape"
     assert value.dtype == shape.dtype, f"{name} changed its type"
     flat = value.detach().cpu().contiguous().reshape(-1)
-    stream.write(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+    _write_bytes(stream, flat.view(torch.uint8).numpy().data if flat.numel() else b"", digest)
+
+
+def _write_bytes(stream: BinaryIO, content: Any, digest: Any) -> None:
+    stream.write(content)
+    if digest is not None:
+        digest.update(content)
 
 
 def _write_torch(file: Path, tensors: LazyState, layout: FileLayout, entries: Mapping[Any, Any] | None) -> None:

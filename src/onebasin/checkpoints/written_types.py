@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from onebasin.tensors.states import LazyState, State
+from onebasin.tensors.states import LazyState, RowReader, State
 
 TypeName = Literal["float64", "float32", "float16", "bfloat16"]
 _ENTRIES = ("torch_dtype", "dtype")
@@ -35,13 +35,24 @@ def convert_types(tensors: State, dtype: torch.dtype) -> LazyState:
     return convert_to(tensors, shapes)
 
 
-def _read_as(tensors: State, shapes: Mapping[str, Tensor], name: str) -> Tensor:
-    return convert_tensor(name, tensors[name], shapes[name].dtype)
+@dataclass(frozen=True)
+class _ReadAs(RowReader):
+    tensors: LazyState
+    shapes: Mapping[str, Tensor]
+
+    def __call__(self, key: str) -> Tensor:
+        return convert_tensor(key, self.tensors[key], self.shapes[key].dtype)
+
+    def has_rows(self, key: str) -> bool:
+        return self.tensors.has_rows(key)
+
+    def read_rows(self, key: str, start: int, stop: int) -> Tensor:
+        return convert_tensor(key, self.tensors.read_rows(key, start, stop), self.shapes[key].dtype)
 
 
 def convert_to(tensors: State, shapes: Mapping[str, Tensor]) -> LazyState:
     """The same tensors in the types of others of the same names. Each is converted when it is read."""
-    return LazyState(shapes, functools.partial(_read_as, tensors, shapes))
+    return LazyState(shapes, _ReadAs(tensors.lazily(), shapes))
 
 
 def convert_tensor(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onebasin.cli.standard_output import set_result
+from onebasin.engines.work_meter import UNIT
 from onebasin.tensors.progress import Progress
 
 PYDANTIC = "Value error, "
@@ -32,11 +33,6 @@ def remember_arguments(arguments: list[str]) -> None:
 def command_line() -> str:
     """The command as one would type it again."""
     return shlex.join(["onebasin", *_arguments])
-
-
-def list_arguments() -> list[str]:
-    """The command line, without the name of the program."""
-    return list(_arguments)
 
 
 def wants_json() -> bool:
@@ -135,9 +131,10 @@ class Output:
 
             def report(what: str, done: int, total: int) -> None:
                 nonlocal current
-                if what != current:
-                    bar.reset(task, description=what, visible=True)  # the time left is estimated from here on
-                    current = what
-                bar.update(task, completed=done, total=total)
+                counted = UNIT if what.endswith(UNIT) else what  # a meter counts on from stage to stage
+                if counted != current:
+                    bar.reset(task, visible=True)  # the time left is estimated from here on
+                    current = counted
+                bar.update(task, description=what, completed=done, total=total)
 
             yield report

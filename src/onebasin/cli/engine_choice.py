@@ -2,31 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from onebasin import __version__
-from onebasin.checkpoints import Checkpoint
-from onebasin.cli.console import Output, list_arguments
+from onebasin.checkpoints import Checkpoint, CheckpointSet
+from onebasin.checkpoints.companion_files import find_companions
+from onebasin.checkpoints.staging import Staging, is_finished
+from onebasin.checkpoints.writing import estimate_writing
+from onebasin.cli.console import Output
 from onebasin.engines import LOCAL, Engine, EngineName, Journal, make_engine
 from onebasin.engines.memory_limits import read_bytes
+from onebasin.matching.methods import WeightMatching
+from onebasin.matching.problem import estimate_need, make_problem
+from onebasin.relaxation.objectives import WeightDistance
 
-_WITHOUT_EFFECT = {"--resume": 0, "--force": 0, "--json": 0, "--engine": 1, "--workers": 1, "--address": 1, "--memory": 1}
-"""Options that change no result, and how many values each takes."""
-_WORK = {"read": "read", "score": "scored", "assign": "assigned", "write": "wrote", "other": "rest"}
+_WITHOUT_EFFECT = ("engine", "workers", "address", "memory", "resume", "force", "json", "dry_run")
+"""Options that change no result."""
+_WORK = {"read": "read", "score": "scored", "reduce": "summed", "assign": "assigned", "write": "wrote", "other": "rest"}
 _opened: list[Engine] = []
 """Engines to be closed when the command ends."""
 
 
 def choose_engine(
+    output: Output,
     name: EngineName | None,
     workers: int | None = None,
     address: str | None = None,
     memory: str | None = None,
     device: str = "cpu",
+    resume: bool = False,
 ) -> Engine:
     """The engine that options name; the local one, without limits, if they name none.
+
+    Args:
+        output: for what the work needs, which is printed before it begins.
+        name: of the engine.
+        workers: how many.
+        address: of a cluster.
+        memory: a limit, with a unit.
+        device: where to compute.
+        resume: go on from a journal, which the engine without limits does not keep.
 
     Raises:
         ValueError: if options do not fit together.
@@ -37,11 +57,10 @@ def choose_engine(
         for option, value in given.items():
             if value is not None:
                 raise ValueError(f"{option} is for workers: give --engine processes or --engine ray")
-        return LOCAL if limit is None else _keep(make_engine("local", memory=limit))
-    return _keep(make_engine(name, workers, limit, address, device))
-
-
-def _keep(engine: Engine) -> Engine:
+        if limit is None and not resume:
+            return LOCAL
+    engine = make_engine(name or "local", workers, limit, address, device)
+    engine.tell = output.note
     _opened.append(engine)
     return engine
 
@@ -55,52 +74,95 @@ def close_engines() -> None:
             engine.journal.remove()
 
 
-def open_journal(output: Output, engine: Engine, out: Path, files: Sequence[Checkpoint | Path], resume: bool) -> Engine:
-    """An engine that keeps what it decides beside the output, if the user named an engine or wants to go on.
+def open_journal(
+    engine: Engine,
+    out: Path,
+    files: Sequence[Checkpoint | Path],
+    options: Mapping[str, Any],
+    device: str = "cpu",
+    resume: bool = False,
+) -> None:
+    """Have an engine keep what it decides beside the output, if the user named an engine; `begin_journal` makes the folder.
 
     Args:
-        output: for a remark.
         engine: of the command.
         out: the output.
-        files: the inputs.
+        files: all inputs: checkpoints, other files, the code of a model.
+        options: of the command, by name, as they were read.
+        device: where to compute.
         resume: go on from what a run that was killed has kept.
 
     Raises:
-        ValueError: to go on, if there is nothing to go on from, or if it is from another run.
+        ValueError: to go on, if there is nothing to go on from, or if it is damaged or from another run.
     """
-    if engine is LOCAL and not resume:
-        return engine
-    engine = _keep(make_engine("local")) if engine is LOCAL else engine
-    folder = out.with_name(f".{out.name}.resume")
-    if folder.exists() and not resume:
-        output.note(f"{folder} is of a run that did not end, and is begun anew: --resume would have gone on from it")
-    engine.journal = Journal(folder, _take_fingerprint(files), resume)
-    return engine
+    if engine is not LOCAL:
+        folder = out.absolute().with_name(f".{out.name}.resume")
+        engine.journal = Journal(folder, _take_fingerprint(files, options, device), resume)
 
 
-def _take_fingerprint(files: Sequence[Checkpoint | Path]) -> dict[str, Any]:
+def begin_journal(output: Output, engine: Engine) -> None:
+    """Make the folder of the journal: the inputs and outputs have been checked."""
+    journal = engine.journal
+    if journal is None:
+        return
+    if not journal.is_resumed and journal.folder.exists():
+        output.note(f"{journal.folder} is of a run that did not end, and is begun anew: --resume would have gone on from it")
+    journal.begin()
+
+
+def check_needs(
+    engine: Engine,
+    models: CheckpointSet,
+    out: Path,
+    like: Checkpoint,
+    method: str,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Say what matching by weights and writing will hold, and refuse what does not fit, before anything is read.
+
+    Raises:
+        ValueError: with what is needed, and what there is.
+    """
+    if engine is LOCAL:
+        return
+    if engine.is_remote or method == WeightMatching.name:
+        first, second, *_ = models.checkpoints
+        problem = make_problem(
+            second, first.to(device), models.symmetry, WeightDistance(), None, lazily=True, in_blocks=True
+        )
+        engine.check_memory(estimate_need(replace(problem, engine=engine)))
+    engine.check_memory(estimate_writing(out, like, dtype, models.symmetry.row_keys))
+
+
+def count_staged(engine: Engine, out: Path) -> int:
+    """Bytes of an output folder that a killed run has written already."""
+    journal = engine.journal
+    return Staging(journal, out).num_bytes if journal is not None and journal.is_resumed else 0
+
+
+def may_replace(engine: Engine, force: bool, *outputs: Path) -> bool:
+    """Whether outputs may be replaced: by force, or because they are those of the run that goes on."""
+    return force or any(is_finished(engine.journal, out.absolute()) for out in outputs)
+
+
+def _take_fingerprint(files: Sequence[Checkpoint | Path], options: Mapping[str, Any], device: str) -> dict[str, Any]:
     """What the results of a command depend on."""
-    paths = [path for file in files for path in ([file] if isinstance(file, Path) else file.layout.files)]
-    versions = {str(path.absolute()): [path.stat().st_size, path.stat().st_mtime_ns] for path in paths}
-    return {"version of onebasin": __version__, "command": _strip(list_arguments()), "inputs": versions}
+    versions = {}
+    for path in sorted({each.absolute() for file in files for each in _list_files(file)}):
+        status = path.stat()
+        versions[str(path)] = [status.st_size, status.st_mtime_ns]
+    chosen = {f"option {name}": value for name, value in options.items() if name not in _WITHOUT_EFFECT}
+    return {
+        "version of onebasin": __version__, "version of torch": torch.__version__, "device": device, "record of the inputs": versions,
+        **chosen,
+    }  # fmt: skip
 
 
-def _strip(arguments: Sequence[str]) -> list[str]:
-    """Arguments without those that change no result.
-
-    >>> _strip(["align", "a", "b", "--engine", "ray", "--workers=3", "-o", "c", "--resume"])
-    ['align', 'a', 'b', '-o', 'c']
-    """
-    kept, skipped = [], 0
-    for argument in arguments:
-        option, equals, _ = argument.partition("=")
-        if skipped:
-            skipped -= 1
-        elif option in _WITHOUT_EFFECT:
-            skipped = 0 if equals else _WITHOUT_EFFECT[option]
-        else:
-            kept.append(argument)
-    return kept
+def _list_files(file: Checkpoint | Path) -> list[Path]:
+    if isinstance(file, Checkpoint):
+        return [*file.layout.weight_files.values(), *find_companions(file).copied.values()]
+    return [each for each in file.iterdir() if each.is_file()] if file.is_dir() else [file]
 
 
 def finish_journal(engine: Engine) -> None:

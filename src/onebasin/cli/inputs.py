@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -59,15 +59,17 @@ def read_models(
     data: Any = None,
     allow: bool = True,
     engine: Engine = LOCAL,
+    before_reading: Callable[[CheckpointSet], None] | None = None,
 ) -> CheckpointSet:
     """Find the architecture and the symmetry of checkpoints, check that they fit, and print the notes about them.
 
     If nothing else tells the shapes of the inputs, the first batch of the data does. Configurations and tokenizers that
-    differ are refused, or noted with `allow`.
+    differ are refused, or noted with `allow`. What is called `before_reading` can refuse more.
     """
-    with output.status("reading and tracing"):
+    with output.progress() as progress, engine.meter.reporting(progress):
+        progress("reading and tracing", 0, 1)
         example = take_example(data) if data is not None and not shapes else None
-        models = open_models(files, architecture, shapes or (), ignore or (), check, example, engine)
+        models = open_models(files, architecture, shapes or (), ignore or (), check, example, engine, before_reading)
         differences = find_differences(files, architecture)
         if not allow:
             check_differences(differences)

@@ -55,10 +55,14 @@ def check_outputs(
     files: Sequence[Path | None],
     force: bool,
     dtype: torch.dtype | None = None,
+    staged: int = 0,
 ) -> None:
-    """Refuse, before any work, outputs that exist, that are or lie in inputs, or that are named twice."""
+    """Refuse, before any work, outputs that exist, that are or lie in inputs, or that are named twice.
+
+    Of the output, `staged` bytes are on the disk already.
+    """
     inside = list_inside(out, like, files)
-    check_output(out, like, force, inputs, inside, dtype)
+    check_output(out, like, force, inputs, inside, dtype, staged)
     _check_different([out, *files])
     # Files in a folder replace what is there together with it.
     check_files([file for file in files if not list_inside(out, like, [file])], inputs, force)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -71,8 +72,8 @@ def record_run(
     seed: int | None = None,
     engine: Engine = LOCAL,
 ) -> RunRecord:
-    """Note how this command was run; the files are read for their hashes."""
-    with output.status("hashing the inputs"):
+    """Note how this command was run; the files are read for their hashes, which a progress bar shows if there is one."""
+    with output.status("hashing the inputs") if engine.meter.report is None else contextlib.nullcontext():
         hashes = {
             str(path): {file.name: hash_file(file)} if isinstance(file, Path) else hash_files(file, engine)
             for path, file in zip(paths, files, strict=True)

@@ -1,4 +1,4 @@
-"""Where the time goes: seconds by what they were spent on."""
+"""Where the time goes: spans of time, by what they were spent on."""
 
 from __future__ import annotations
 
@@ -6,52 +6,66 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
-Seconds = dict[str, float]
-"""By what they were spent on."""
+
+class Span(NamedTuple):
+    """A stretch of time; seconds since the epoch, so that those of different processes can be put side by side.
+
+    Attributes:
+        what: it was spent on.
+        start: when it began.
+        end: when it ended.
+    """
+
+    what: str
+    start: float
+    end: float
 
 
 class _Running(threading.local):
-    """What this thread is doing: the seconds so far, what it is now, and since when."""
+    """What this thread is doing: the spans so far, what it is now, and since when."""
 
     def __init__(self) -> None:
-        self.seconds: Seconds | None = None
+        self.spans: list[Span] | None = None
         self.what = ""
         self.since = 0.0
 
 
 _running = _Running()
+_EPOCH = time.time() - time.perf_counter()
+"""From the clock that never goes back to the time of day."""
 
 
 @contextlib.contextmanager
-def recording() -> Iterator[Seconds]:
-    """Yields seconds by what they were spent on in this thread, complete at the end; "other" is what nothing names.
+def recording() -> Iterator[list[Span]]:
+    """Yields the spans of this thread, complete at the end; "other" is what nothing names.
 
-    One inside another yields nothing: all is counted outside.
+    One inside another yields nothing: all is recorded outside.
     """
-    if _running.seconds is not None:
-        yield {}  # the one around it counts
+    if _running.spans is not None:
+        yield []  # the one around it records
         return
-    seconds: Seconds = {}
-    _running.seconds, _running.what, _running.since = seconds, "other", time.perf_counter()
+    spans: list[Span] = []
+    _running.spans, _running.what, _running.since = spans, "other", _now()
     try:
-        yield seconds
+        yield spans
     finally:
         _switch("")
-        _running.seconds = None
+        _running.spans = None
 
 
 @contextlib.contextmanager
 def spent_on(what: str) -> Iterator[None]:
     """Count the time inside for `what`, and not for what is going on around it.
 
-    >>> with recording() as seconds, spent_on("score"):
+    >>> with recording() as spans, spent_on("score"):
     ...     with spent_on("read"):
     ...         pass
-    >>> sorted(seconds)
+    >>> sorted({span.what for span in spans})
     ['other', 'read', 'score']
     """
-    if _running.seconds is None:
+    if _running.spans is None:
         yield
         return
     around = _running.what
@@ -62,8 +76,15 @@ def spent_on(what: str) -> Iterator[None]:
         _switch(around)
 
 
+def _now() -> float:
+    return _EPOCH + time.perf_counter()
+
+
 def _switch(what: str) -> None:
-    now, seconds = time.perf_counter(), _running.seconds
-    if seconds is not None and _running.what:
-        seconds[_running.what] = seconds.get(_running.what, 0.0) + now - _running.since
+    now, spans = _now(), _running.spans
+    if spans is not None and _running.what:
+        if spans and spans[-1].what == _running.what and spans[-1].end == _running.since:
+            spans[-1] = spans[-1]._replace(end=now)
+        else:
+            spans.append(Span(_running.what, _running.since, now))
     _running.what, _running.since = what, now

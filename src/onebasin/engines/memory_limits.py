@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_BASE = 4 * 10**8
+BASE = 4 * 10**8
 """What a process holds before it reads a tensor: Python and PyTorch, as measured."""
+_DEVICE_BASE = 6 * 10**8
+"""What PyTorch and its libraries take of a GPU for each process."""
 
 
 def available_memory(device: torch.device) -> int | None:
@@ -19,9 +22,20 @@ def available_memory(device: torch.device) -> int | None:
     try:
         with open("/proc/meminfo") as file:
             lines = dict(line.split(":", 1) for line in file)
-        return int(lines["MemAvailable"].split()[0]) * 1024
+        free = int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError):
         return None
+    return min(free, _left_in_container(Path("/sys/fs/cgroup"), free))
+
+
+def _left_in_container(folder: Path, default: int) -> int:
+    """What a container may still take; the default if nothing limits it. Cached files give way, and do not count as held."""
+    try:
+        most, held = ((folder / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return int(most) - int(held) + int(counts["inactive_file"]) if most != "max" else default
+    except (OSError, ValueError, KeyError):
+        return default
 
 
 def read_bytes(text: str) -> int:
@@ -44,53 +58,87 @@ def read_bytes(text: str) -> int:
 
 
 @dataclass(frozen=True)
-class Need:
+class MemoryEstimate:
     """Bytes that work holds at a time, beside what a process holds anyway.
 
     Attributes:
         driver: in the process that gives out work.
         worker: in each that does it.
+        results: of all results that are under way: in the driver, or in the object store of a cluster.
+        device: on the GPU, for each worker; 0 if there is none.
     """
 
     driver: int
     worker: int
+    results: int = 0
+    device: int = 0
 
-    def describe(self, workers: int, apart: bool) -> str:
+    def describe(self, workers: int, is_remote: bool) -> str:
         """In a sentence."""
-        if not apart:
-            return f"this process will hold about {_in_gb(self.total(workers, apart))}"
-        each, own = _in_gb(self.worker + _BASE), _in_gb(self.driver + _BASE)
-        return f"each of {workers} workers will hold about {each}, and this process {own}"
+        on_device = f", and {in_gb(self.device + _DEVICE_BASE)} of a GPU" if self.device else ""
+        if not is_remote:
+            return f"this process will hold about {in_gb(self.total(workers, is_remote))}{on_device}"
+        each, own = in_gb(self.worker + BASE), in_gb(self.driver + self.results + BASE)
+        who = f"each of {workers} workers" if workers > 1 else "the worker"
+        return f"{who} will hold about {each}{on_device}, and this process {own}"
 
-    def total(self, workers: int, apart: bool) -> int:
-        """Of all processes; `apart` if workers are processes of their own."""
-        return self.driver + _BASE + (workers * (self.worker + _BASE) if apart else self.worker)
+    def total(self, workers: int, is_remote: bool) -> int:
+        """Of all processes of a machine; `is_remote` if workers are processes of their own."""
+        own = self.driver + self.results + BASE
+        return own + (workers * (self.worker + BASE) if is_remote else self.worker)
+
+    def fit_workers(self, available: int) -> int:
+        """How many workers there is room for beside this process."""
+        return max(0, (available - self.driver - self.results - BASE) // (self.worker + BASE))
 
 
-def check_memory(need: Need, workers: int, apart: bool, limit: int | None) -> str:
-    """Refuse work that does not fit.
+def check_host(need: MemoryEstimate, workers: int, is_remote: bool, limit: int | None) -> None:
+    """Refuse work that does not fit into the memory of this machine.
 
     Args:
         need: of the work.
         workers: on this machine.
-        apart: whether workers are processes of their own.
-        limit: bytes that all processes on this machine may hold; what is free if None.
-
-    Returns:
-        What will be held, in a sentence.
+        is_remote: whether workers are processes of their own.
+        limit: bytes that all processes on this machine may hold together; what is free if None.
 
     Raises:
-        ValueError: with both numbers, and what to do.
+        ValueError: with what is needed, what there is, and what to do.
     """
     available = available_memory(torch.device("cpu")) if limit is None else limit
-    total, said = need.total(workers, apart), need.describe(workers, apart)
-    if available is not None and total > available:
-        room = (available - need.driver - _BASE) // (need.worker + _BASE) if apart else 0
-        advice = f"take {room} workers" if room > 0 else "take a machine with more memory"
-        bound = f"{_in_gb(available)} are free" if limit is None else f"the limit is {_in_gb(limit)}"
-        raise ValueError(f"{said}, {_in_gb(total)} together, and {bound}: {advice}")
-    return said
+    total = need.total(workers, is_remote)
+    if available is None or total <= available:
+        return
+    room = need.fit_workers(available) if is_remote else 0
+    advice = f"take {room} worker{'s' if room > 1 else ''}" if room > 0 else "take a machine with more memory"
+    bound = f"{in_gb(available)} are free" if limit is None else f"the limit is {in_gb(limit)}"
+    raise ValueError(f"{need.describe(workers, is_remote)}, {in_gb(total)} together, and {bound}: {advice}")
 
 
-def _in_gb(count: int) -> str:
+def check_device(need: MemoryEstimate, workers: int, available: int) -> None:
+    """Refuse work that does not fit into the memory of a GPU.
+
+    Args:
+        need: of the work.
+        workers: that share the GPU.
+        available: bytes that are free on it.
+
+    Raises:
+        ValueError: with what is needed, what there is, and what to do.
+    """
+    each = need.device + _DEVICE_BASE
+    if workers * each > available:
+        room = available // each
+        advice = f"take {room} worker{'s' if room > 1 else ''} for each GPU" if room else "take --device cpu"
+        raise ValueError(
+            f"{workers} workers on one GPU will hold about {in_gb(workers * each)} of it, and {in_gb(available)} are free: "
+            f"{advice}"
+        )
+
+
+def in_gb(count: int) -> str:
+    """Bytes for people.
+
+    >>> in_gb(2_400_000_000)
+    '2.40 GB'
+    """
     return f"{count / 1e9:.2f} GB"

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import os
 import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from onebasin.engines.clock import Seconds, spent_on
-from onebasin.engines.engine import Engine
-from onebasin.engines.held_values import HeldValues
-from onebasin.engines.packing import check_portable, unpack
-from onebasin.engines.worker import BOOT, read_frame, write_frame
+from onebasin.engines.broadcasting import Broadcasts
+from onebasin.engines.engine import Answer, Engine
+from onebasin.engines.packing import check_portable
+from onebasin.engines.worker import BOOT, read_answer, read_frame, write_frame
 from onebasin.tensors.states import State
 
 _MAX_DEATHS = 8
@@ -39,8 +37,7 @@ class ProcessEngine(Engine):
         cores = count_cores()
         super().__init__(cores if workers is None else workers, memory)
         self.threads = max(1, cores // self.workers) if threads is None else threads
-        self._held = HeldValues()
-        self._released: list[str] = []
+        self._broadcasts = Broadcasts()
         self._pool: ThreadPoolExecutor | None = None
         self._local = threading.local()
         self._processes: list[_Process] = []
@@ -53,11 +50,10 @@ class ProcessEngine(Engine):
             check_portable(state, what)
 
     @contextlib.contextmanager
-    def hold(self, *values: Any) -> Iterator[None]:
-        """See `Engine.hold`."""
-        with self._held.hold(values) as tokens:
+    def broadcast(self, *values: Any) -> Iterator[None]:
+        """See `Engine.broadcast`."""
+        with self._broadcasts.hold(values):
             yield
-        self._released += tokens
 
     @property
     def process_ids(self) -> list[int]:
@@ -65,24 +61,20 @@ class ProcessEngine(Engine):
         with self._lock:
             return [each.process.pid for each in self._processes if each.process.poll() is None]
 
-    def _run(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[tuple[Any, Seconds]]:
+    def _submit(self, function: Callable[[Any], Any], item: Any) -> Future[bytearray]:
         if self._pool is None:
             self._is_closed = False
             self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="onebasin")
-        pending: collections.deque[Future[Any]] = collections.deque()
-        left = iter(items)
-        try:
-            while True:
-                while len(pending) < 2 * self.workers and (item := next(left, pending)) is not pending:
-                    pending.append(self._pool.submit(self._run_task, *self._held.pack((function, item))))
-                if not pending:
-                    return
-                with spent_on("wait"):
-                    answer = _read_answer(pending.popleft().result())
-                yield answer
-        finally:
-            for future in pending:
-                future.cancel()
+        return self._pool.submit(self._run_task, *self._broadcasts.pack((function, item)))
+
+    def _wait(self, handle: Future[bytearray]) -> None:
+        wait([handle])
+
+    def _fetch(self, handle: Future[bytearray]) -> Answer:
+        return read_answer(handle.result())
+
+    def _cancel(self, handle: Future[bytearray]) -> None:
+        handle.cancel()
 
     def _run_task(self, task: bytes, needed: dict[str, bytes]) -> bytearray:
         """In a thread for each worker: send a task, wait for the answer, and begin again if the worker dies."""
@@ -91,7 +83,7 @@ class ProcessEngine(Engine):
             process = self._local.__dict__.get("process")
             if process is None or process.process.poll() is not None:
                 process = self._local.process = self._start()
-            answer = process.ask(task, needed, self._released)
+            answer = process.ask(task, needed, self._broadcasts)
             if answer is not None:
                 return answer
             process.end()
@@ -137,11 +129,11 @@ class _Process:
             [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
         )
 
-    def ask(self, task: bytes, needed: dict[str, bytes], released: list[str]) -> bytearray | None:
-        """The answer to a task; None if the worker died."""
+    def ask(self, task: bytes, needed: dict[str, bytes], broadcasts: Broadcasts) -> bytearray | None:
+        """The answer to a task; None if the worker died. Values that nobody holds any more are given up there, too."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        gone = self.tokens.intersection(released)
+        gone = {token for token in self.tokens if token not in broadcasts and token not in needed}
         new = {token: content for token, content in needed.items() if token not in self.tokens}
         self.tokens = (self.tokens - gone) | new.keys()
         try:
@@ -158,13 +150,6 @@ class _Process:
             with contextlib.suppress(OSError):
                 assert stream is not None
                 stream.close()
-
-
-def _read_answer(content: bytes | bytearray) -> tuple[Any, Seconds]:
-    is_done, result, seconds = unpack(content)
-    if not is_done:
-        raise result
-    return result, seconds
 
 
 def count_cores() -> int:

@@ -5,23 +5,28 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
+import signal
+import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from onebasin.engines.clock import Seconds, spent_on
-from onebasin.engines.engine import FAN_IN, Engine, Item, Result
-from onebasin.engines.held_values import HeldValues
-from onebasin.engines.memory_limits import Need
+from onebasin.engines.broadcasting import Broadcasts
+from onebasin.engines.clock import recording, spent_on
+from onebasin.engines.engine import Answer, Engine
+from onebasin.engines.memory_limits import BASE, MemoryEstimate, in_gb
 from onebasin.engines.packing import check_portable, pack, unpack
-from onebasin.engines.worker import prepare, run_task
+from onebasin.engines.worker import prepare, read_answer, run_task
 from onebasin.tensors.states import State
 
 _MAX_REPEATS = 16
-_MOST_HELD = 32
+_MOST_KEPT = 32
 """Values that a worker keeps for further tasks."""
+_SECONDS_TO_ANSWER = 5.0
+"""In which a cluster must answer: Ray itself tries for minutes."""
 
 
 class RayEngine(Engine):
@@ -29,13 +34,14 @@ class RayEngine(Engine):
 
     Args:
         workers: tasks at a time; as many as the cluster has room for if None.
-        memory: bytes that each task may hold; if None, what it needs is asked of Ray.
+        memory: bytes that all processes on this machine may hold together; what is free if None.
         address: of the cluster; if None, one is found by RAY_ADDRESS, or started on this machine.
         threads: of PyTorch in each task, which takes as many cores.
         device: where tasks compute: with "cuda" each takes a GPU.
 
     Raises:
         ImportError: if Ray is not installed.
+        ValueError: if there is no cluster at the address.
     """
 
     name = "ray"
@@ -55,105 +61,130 @@ class RayEngine(Engine):
         self._ray = ray
         self._started = not ray.is_initialized()
         if self._started:
-            place = [path for path in sys.path if path and not path.endswith((".zip", "lib-dynload"))]
-            variables = {"PYTHONPATH": os.pathsep.join(place), "OMP_NUM_THREADS": str(threads)}
-            # A cluster that is already there has the library installed.
-            local = {} if address or os.environ.get("RAY_ADDRESS") else {"runtime_env": {"env_vars": variables}}
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR", **local)
+            _join_cluster(ray, address or os.environ.get("RAY_ADDRESS"), threads)
         gpus = 1 if device.startswith("cuda") else 0
         self._options: dict[str, Any] = {"num_cpus": threads, "num_gpus": gpus, "max_retries": _MAX_REPEATS}
-        found = ray.cluster_resources()
-        room = found.get("GPU", 0) if gpus else found.get("CPU", 1) // threads
-        super().__init__(max(1, int(room)) if workers is None else workers, memory)
+        room = self._count_room(ray.cluster_resources(), threads, gpus)
+        super().__init__(max(1, room) if workers is None else workers, memory)
         self.threads = threads
-        self._held, self._references = HeldValues(), {}
+        self._run_remotely, self._combine_remotely = ray.remote(_run_remotely), ray.remote(_combine_remotely)
+        self._broadcasts, self._references = Broadcasts(), {}
+
+    @staticmethod
+    def _count_room(resources: Mapping[str, float], threads: int, gpus: int) -> int:
+        return int(resources.get("GPU", 0) if gpus else resources.get("CPU", 1) // threads)
 
     def check_states(self, states: Mapping[str, State]) -> None:
         """See `Engine.check_states`."""
         for what, state in states.items():
             check_portable(state, what)
 
-    def check_memory(self, need: Need) -> None:
-        """Ask Ray to start a task only where there is as much memory as it needs."""
-        if self.memory is not None and need.worker > self.memory:
-            super().check_memory(need)
-        self._options["memory"] = need.worker
-        said = need.describe(self.workers, self.is_apart)
-        largest = max((node["Resources"].get("memory", 0) for node in self._ray.nodes() if node["Alive"]), default=0)
-        if need.worker > largest:
-            raise ValueError(f"{said}, and no machine of the cluster has more than {largest / 1e9:.2f} GB")
-        if said not in self.notes:
-            self.notes.append(said)
+    @property
+    def workers_here(self) -> int:
+        """See `Engine.workers_here`."""
+        own = self._ray.get_runtime_context().get_node_id()
+        resources = next(node["Resources"] for node in self._ray.nodes() if node["NodeID"] == own)
+        return min(self.workers, self._count_room(resources, self.threads, self._options["num_gpus"]))
+
+    @property
+    def workers_on_gpu(self) -> int:
+        """See `Engine.workers_on_gpu`: Ray gives each task one."""
+        return 1
+
+    def check_memory(self, need: MemoryEstimate) -> None:
+        """See `Engine.check_memory`. Ray then starts a task only where there is as much memory as it needs."""
+        super().check_memory(need)
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        for what, name, wanted in (
+            ("memory for a worker", "memory", need.worker + BASE),
+            ("room in its object store for results", "object_store_memory", need.results),
+        ):
+            largest = int(max((node.get(name, 0) for node in nodes), default=0))
+            if wanted > largest:
+                raise ValueError(
+                    f"{in_gb(wanted)} of {what} are needed, and no machine of the cluster has more than {in_gb(largest)}"
+                )
+        self._options["memory"] = need.worker + BASE
 
     @contextlib.contextmanager
-    def hold(self, *values: Any) -> Iterator[None]:
-        """See `Engine.hold`."""
-        with self._held.hold(values) as tokens:
+    def broadcast(self, *values: Any) -> Iterator[None]:
+        """See `Engine.broadcast`."""
+        with self._broadcasts.hold(values) as tokens:
             yield
         for token in tokens:
             self._references.pop(token, None)
 
     def _submit(self, function: Callable[[Any], Any], item: Any) -> Any:
-        task, needed = self._held.pack((function, item))
+        task, needed = self._broadcasts.pack((function, item))
         for token, content in needed.items():
             if token not in self._references:
                 self._references[token] = self._ray.put(content)
         references = {token: self._references[token] for token in needed}
-        remote = self._ray.remote(**self._options)(_run_remotely)
-        return remote.remote(task, references, self.threads)
+        return self._run_remotely.options(**self._options).remote(task, references, self.threads)
 
-    def _run(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[tuple[Any, Seconds]]:
-        pending: collections.deque[Any] = collections.deque()
-        left = iter(items)
+    def _wait(self, handle: Any) -> None:
+        self._ray.wait([handle], fetch_local=False)
+
+    def _fetch(self, handle: Any) -> Answer:
         try:
-            while True:
-                while len(pending) < 2 * self.workers and (item := next(left, pending)) is not pending:
-                    pending.append(self._submit(function, item))
-                if not pending:
-                    return
-                with spent_on("wait"):
-                    answer = self._read(pending.popleft())
-                yield answer
-        finally:
-            for reference in pending:
-                self._ray.cancel(reference, force=True)
+            content = self._ray.get(handle)
+        except self._ray.exceptions.RayError as error:
+            said = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            raise RuntimeError(
+                f"a task failed on the cluster, again and again ({said}): if workers were killed for their memory, take "
+                "fewer of them"
+            ) from error
+        return read_answer(content)
 
-    def _read(self, reference: Any) -> tuple[Any, Seconds]:
-        is_done, result, seconds = unpack(self._ray.get(reference))
-        if not is_done:
-            raise result
-        return result, seconds
+    def _combine(self, combine: Callable[[Any, Any], Any], first: Any, other: Any) -> Any:
+        """See `Engine._combine`: here a worker combines, and results of all but the last level never leave the workers."""
+        options = {**self._options, "num_gpus": 0}
+        return self._combine_remotely.options(**options).remote(pack(combine)[0], first, other)
 
-    def reduce(
-        self, function: Callable[[Item], Result], items: Sequence[Item], combine: Callable[[Result, Result], Result]
-    ) -> Result:
-        """See `Engine.reduce`: here workers combine, and the results of all but the last level never leave them."""
-        if len(items) <= FAN_IN:
-            return super().reduce(function, items, combine)
-        remote = self._ray.remote(**{**self._options, "num_gpus": 0})(_combine_remotely)
-        packed, _ = pack(combine)
-        level: list[Any] = []
-        nodes: list[Any] = []
-        for item in items:
-            level.append(self._submit(function, item))
-            if len(level) == FAN_IN:
-                nodes.append(remote.remote(packed, *level))
-                level = []
-            if len(nodes) * FAN_IN > 2 * self.workers:  # no more are begun than are soon done
-                self._ray.wait(nodes, num_returns=len(nodes) - 2 * self.workers // FAN_IN, fetch_local=False)
-        nodes += [remote.remote(packed, *level)] if level else []
-        while len(nodes) > 1:
-            groups = [nodes[start : start + FAN_IN] for start in range(0, len(nodes), FAN_IN)]
-            nodes = [remote.remote(packed, *group) for group in groups]
-        with spent_on("wait"):
-            result, seconds = self._read(nodes[0])
-        self.add_seconds(seconds)
-        return result
+    def _cancel(self, handle: Any) -> None:
+        self._ray.cancel(handle, force=True)
 
     def close(self) -> None:
         """Leave the cluster, and end it if it was started here."""
         if self._started:
             self._ray.shutdown()
+
+
+def _join_cluster(ray: Any, address: str | None, threads: int) -> None:
+    """Join a cluster, or start one on this machine."""
+    if address is not None:
+        _check_answer(address)
+    place = [path for path in sys.path if path and not path.endswith((".zip", "lib-dynload"))]
+    variables = {"PYTHONPATH": os.pathsep.join(place), "OMP_NUM_THREADS": str(threads)}
+    # A cluster that is already there has the library installed.
+    local = {} if address else {"runtime_env": {"env_vars": variables}}
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", **local)
+    except ConnectionError as error:
+        said = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
+        raise ValueError(f"cannot join a Ray cluster at {address or 'this machine'}: {said}") from error
+    finally:
+        if is_main and handler is not None:
+            signal.signal(signal.SIGTERM, handler)  # Ray's own would end the process by an exit that hides why
+
+
+def _check_answer(address: str) -> None:
+    """Refuse an address at which nothing answers.
+
+    Raises:
+        ValueError: saying what an address looks like.
+    """
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:  # "auto" or "local"
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_ANSWER).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise ValueError(
+            f"no Ray cluster answers at {address} ({error}): give HOST:PORT as `ray start --head` printed it, or auto"
+        ) from None
 
 
 _kept: collections.OrderedDict[str, Any] = collections.OrderedDict()
@@ -166,22 +197,26 @@ def _run_remotely(task: bytes, references: dict[str, Any], threads: int) -> byte
     def fetch(token: str) -> Any:
         if token not in _kept:
             _kept[token] = unpack(ray.get(references[token]), fetch)
-            while len(_kept) > _MOST_HELD:
+            while len(_kept) > _MOST_KEPT:
                 _kept.popitem(last=False)
         _kept.move_to_end(token)
         return _kept[token]
 
     if torch.get_num_threads() != threads:
         prepare(threads)
-    return run_task(task, fetch)
+    return run_task(task, fetch, _name_worker())
 
 
-def _combine_remotely(combine: bytes, *answers: bytes) -> bytes:
-    function, total, spent = unpack(combine), None, {}
-    for number, answer in enumerate(answers):
-        is_done, result, seconds = unpack(answer)
+def _combine_remotely(combine: bytes, first: bytes, other: bytes) -> bytes:
+    answers = [unpack(first), unpack(other)]
+    for content, (is_done, *_) in zip((first, other), answers, strict=True):
         if not is_done:
-            return answer
-        total = function(total, result) if number else result
-        spent = {what: spent.get(what, 0.0) + seconds.get(what, 0.0) for what in {**spent, **seconds}}
-    return pack((True, total, spent))[0]
+            return content
+    (_, one, spent), (_, another, further) = answers
+    with recording() as spans, spent_on("reduce"):
+        total = unpack(combine)(one, another)
+    return pack((True, total, [*spent, *further, (_name_worker(), spans)]))[0]
+
+
+def _name_worker() -> str:
+    return f"{socket.gethostname()} {os.getpid()}"

@@ -14,6 +14,7 @@ from typing import IO, Any
 import torch
 
 from onebasin.engines.clock import recording
+from onebasin.engines.engine import Answer
 from onebasin.engines.packing import pack, unpack
 
 BOOT = "import sys; sys.path[:] = {path!r}; from onebasin.engines.worker import serve; serve({threads}, {number})"
@@ -44,19 +45,27 @@ def read_frame(stream: IO[bytes]) -> bytearray | None:
     return content
 
 
-def run_task(task: bytes, fetch: Any) -> bytes:
-    """The packed result of a packed (function, item), with where the time went; or the exception."""
-    with recording() as seconds:
+def run_task(task: bytes, fetch: Any, worker: str) -> bytes:
+    """The packed answer to a packed (function, item); or the exception."""
+    with recording() as spans:
         try:
             function, item = unpack(task, fetch)
-            answer = (True, function(item))
+            is_done, result = True, function(item)
         except Exception as error:
-            answer = (False, error)
+            is_done, result = False, error
     try:
-        return pack((*answer, seconds))[0]
+        return pack((is_done, result, [(worker, spans)]))[0]
     except Exception as error:  # an exception of a library may be none that can be sent
-        said = answer[1] if not answer[0] else error
-        return pack((False, RuntimeError(f"{type(said).__name__}: {said}"), seconds))[0]
+        said = error if is_done else result
+        return pack((False, RuntimeError(f"{type(said).__name__}: {said}"), [(worker, spans)]))[0]
+
+
+def read_answer(content: bytes | bytearray) -> Answer:
+    """What `run_task` packed; raises what the task raised."""
+    is_done, result, spent = unpack(content)
+    if not is_done:
+        raise result
+    return Answer(result, spent)
 
 
 def prepare(threads: int) -> None:
@@ -85,7 +94,7 @@ def serve(threads: int, number: int) -> None:
         for token in released:
             _held.pop(token, None)
         _held.update(sent)
-        write_frame(answers, run_task(task, _fetch))
+        write_frame(answers, run_task(task, _fetch, f"worker {number + 1}"))
 
 
 def _receive(tasks: queue.Queue[bytearray]) -> None:

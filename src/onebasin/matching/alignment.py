@@ -11,9 +11,10 @@ from typing import Any, Generic, Literal, Unpack, cast
 from torch import Tensor, nn
 
 from onebasin.engines import Engine, EngineName, opened
+from onebasin.engines.work_meter import MEASURING
 from onebasin.landscape.batches import find_example
 from onebasin.matching.canonical_form import canonicalise
-from onebasin.matching.checks import check_call, check_engine, check_models, find_symmetry, fit_start
+from onebasin.matching.checks import check_call, check_engine, check_models, check_values, find_symmetry, fit_start
 from onebasin.matching.methods import Method, MethodName, MethodOptions
 from onebasin.matching.problem import Entry, estimate_need, make_problem
 from onebasin.matching.recommendation import AUTO, recommend
@@ -211,7 +212,7 @@ def align(
         if inputs is None:
             raise ValueError("the target has more units than the model: give example_inputs= or data= to widen it with")
         model, prepared = widen(model, to, inputs), [WIDENED]
-    check_models(model, to, engine)
+    is_checked = check_models(model, to, engine)
     if kinds == "all" and symmetry is None:
         (model, to), symmetry, changed = canonicalise([model, to], example_inputs, call.data)
         prepared = [*prepared, *changed]
@@ -239,11 +240,14 @@ def align(
 
     lazily = named.reads_lazily and not call.objective.uses_data and (start is None or _reads_lazily(start))
     lazily = lazily and (scaling is None or not scaling.steps)  # what is learned is learned for all tensors at once
-    with show_progress(progress) as show, seeded(seed, read_state(to).device):
-        problem = make_problem(model, to, chosen, call.objective, call.data, lazily)
+    with show_progress(progress) as show, seeded(seed, read_state(to).device), engine.meter.reporting(show):
+        problem = make_problem(model, to, chosen, call.objective, call.data, lazily, in_blocks=True)
         problem = replace(problem, seed=seed, report=report, progress=show, engine=engine)
-        if problem.source.is_lazy:
+        if problem.source.is_lazy:  # what does not fit is refused before anything is read
             engine.check_memory(estimate_need(problem))
+            engine.meter.expect(MEASURING, 2 * problem.count_bytes(problem.keys))
+        if not is_checked:
+            check_values(model, to, engine)
         start_cost = problem.cost(chosen.identity())
         search = Search(problem, symmetry, named, polish)
         found = search.find_copy() if detect_copy and not named.resumes else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -9,6 +10,7 @@ from typing import Any, get_args
 from torch import nn
 
 from onebasin.engines import LOCAL, Engine
+from onebasin.engines.work_meter import CHECKING
 from onebasin.landscape.batches import check_data, find_example
 from onebasin.matching.methods import METHODS, Method, make_method
 from onebasin.matching.methods.base import check_choice, check_count, check_flag
@@ -17,23 +19,44 @@ from onebasin.matching.scaling import Scaling
 from onebasin.relaxation.objectives import Objective, WeightDistance, as_objective
 from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.tensors.comparison import check_alike, check_finite
-from onebasin.tensors.states import Model, read_state
+from onebasin.tensors.states import Model, State, read_state
 from onebasin.tracing import Kinds
 from onebasin.tracing import symmetry as trace
 
 
-def check_models(source: Model, target: Model, engine: Engine = LOCAL) -> None:
-    """Refuse models that differ in keys or shapes, or hold NaN.
+def check_models(source: Model, target: Model, engine: Engine = LOCAL) -> bool:
+    """Refuse models that differ in keys or shapes, or hold NaN. The values of lazy states are left to `check_values`.
+
+    Returns:
+        Whether the values have been looked at.
 
     Raises:
         ValueError: naming the first difference.
     """
-    states = {"the model to permute": read_state(source), "the model to align to": read_state(target)}
+    states = _name_states(source, target)
     names = list(states)
     check_alike(states[names[0]], states[names[1]], *names)
     engine.check_states(states)
-    with engine.hold(*states.values()):
-        check_finite(states, engine.map)
+    if any(state.is_lazy for state in states.values()):
+        return False
+    check_values(source, target, engine)
+    return True
+
+
+def check_values(source: Model, target: Model, engine: Engine = LOCAL) -> None:
+    """Refuse models that hold NaN or infinity.
+
+    Raises:
+        ValueError: naming the first such tensor.
+    """
+    states = _name_states(source, target)
+    engine.meter.expect(CHECKING, sum(state.num_bytes for state in states.values()))
+    with engine.broadcast(*states.values()):
+        check_finite(states, functools.partial(engine.map, stage=CHECKING))
+
+
+def _name_states(source: Model, target: Model) -> dict[str, State]:
+    return {"the model to permute": read_state(source), "the model to align to": read_state(target)}
 
 
 def check_engine(engine: Engine, methods: Sequence[Method], objective: Objective, symmetry: Symmetry | None) -> None:
@@ -48,7 +71,7 @@ def check_engine(engine: Engine, methods: Sequence[Method], objective: Objective
     Raises:
         ValueError: saying what the engine serves.
     """
-    if not engine.is_apart:
+    if not engine.is_remote:
         return
     for method in methods:
         if not method.reads_lazily:
@@ -166,7 +189,7 @@ def check_call(
     if isinstance(engine, Engine):
         methods = [each for each in (call.method, call.init) if isinstance(each, Method)]
         check_engine(engine, methods, call.objective, symmetry)
-        if engine.is_apart and kinds != "permutation":
+        if engine.is_remote and kinds != "permutation":
             raise ValueError(f"engine={engine.name!r} serves permutations alone: take kinds='permutation'")
         for model in models:
             engine.check_states({"the model": read_state(model)})

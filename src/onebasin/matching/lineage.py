@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from onebasin.engines import Engine, EngineName, opened
 from onebasin.engines.clock import spent_on
+from onebasin.engines.work_meter import CHECKING
 from onebasin.landscape.batches import check_data, find_example
 from onebasin.matching.canonical_form import canonicalise
 from onebasin.matching.chance import combine
@@ -226,8 +227,8 @@ def _check_states(a: Model, b: Model, engine: Engine) -> Stack | None:
     if stack is None:
         check_alike(one, other, "A", "B")
     engine.check_states(states)
-    with engine.hold(one, other):
-        check_finite(states, engine.map)
+    with engine.broadcast(one, other):
+        check_finite(states, functools.partial(engine.map, stage=CHECKING))
     return stack
 
 
@@ -352,7 +353,7 @@ class _Comparison:
 
     def _map_sizes(self, moved: State, keys: Sequence[str]) -> list[tuple[float, float]]:
         problem = self.problem
-        with problem.held(), problem.engine.hold(moved):
+        with problem.held(), problem.engine.broadcast(moved):
             return list(problem.engine.map(functools.partial(_measure_sizes, moved, problem.target), keys))
 
     def _is_same(self, transform: Transform | None) -> bool:

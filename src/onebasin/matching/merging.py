@@ -130,7 +130,7 @@ def merge(
     if form is not None and not all(isinstance(model, nn.Module) for model in models):
         raise ValueError("repair needs the networks: give modules, not state dicts")
     _check_negative(shares, form, reference)
-    if given.is_apart and reference == "common" and len(models) > 2:
+    if given.is_remote and reference == "common" and len(models) > 2:
         raise ValueError(f"engine={given.name!r} holds no models in memory: take reference='first' or 'mean'")
     states = [read_state(model) for model in models]
     for number, state in enumerate(states[1:], start=2):

@@ -16,14 +16,18 @@ from torch import Tensor, nn
 
 from onebasin.engines import LOCAL, Engine
 from onebasin.engines.clock import spent_on
-from onebasin.engines.engine import FAN_IN
-from onebasin.engines.memory_limits import Need
+from onebasin.engines.journal import Values
+from onebasin.engines.memory_limits import MemoryEstimate
+from onebasin.engines.reduction_tree import FAN_IN
+from onebasin.engines.work_meter import MEASURING
 from onebasin.landscape.normalised_twin import make_twin
+from onebasin.matching.cutting import cut_keys, cut_symmetry, find_blocks
 from onebasin.relaxation.hardening import joint_groups
 from onebasin.relaxation.objectives import Objective, WeightDistance, each_tied_once, parameter_keys
 from onebasin.relaxation.plans import plan_shape
 from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.tensors.progress import Progress
+from onebasin.tensors.row_blocks import cut_rows
 from onebasin.tensors.states import LazyState, Model, State, StateDict, read_state
 from onebasin.torch_internals import tree_map
 
@@ -79,7 +83,7 @@ class Problem:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Inside, the tensors and the symmetry are sent to workers once."""
-        with self.engine.hold(self.bare, self.symmetry, self.source, self.target):
+        with self.engine.broadcast(self.bare, self.symmetry, self.source, self.target):
             yield
 
     @property
@@ -113,7 +117,8 @@ class Problem:
 
     def permuted(self, permutation: Permutation) -> State:
         """The source, permuted hard; only tensors that move are new."""
-        return self.source.map(functools.partial(_move, permutation, self.symmetry))
+        move = functools.partial(_move, permutation, self.symmetry)
+        return self.source.rearrange(move) if isinstance(self.source, LazyState) else self.source.map(move)
 
     def advance(self, current: State, update: Permutation, total: Permutation, keys: Iterable[str]) -> State:
         """The source permuted by `total`, computed from an earlier permuted source where that is in memory.
@@ -159,12 +164,16 @@ class Problem:
         keys = objective.keys or self.keys
         function = functools.partial(_measure_part, objective, self.target, moved)
 
-        def measure() -> dict[str, float]:
-            with self.held(), self.engine.hold(moved):
-                sums = list(self.engine.map(function, split_keys(keys)))
+        def measure() -> Values:
+            with self.held(), self.engine.broadcast(moved):
+                sums = list(self.engine.map(function, split_keys(keys), MEASURING, self.count_bytes))
             return {"cost": objective.combine([each for part in sums for each in part])}
 
-        return float(self.engine.remember(measure)["cost"])
+        return float(self.engine.checkpointed(measure, _check_cost)["cost"])
+
+    def count_bytes(self, keys: Iterable[str]) -> float:
+        """Of some tensors of both networks, in the type to compute in."""
+        return 2.0 * sum(self.target.shapes[key].nbytes for key in keys)
 
     def cost_of_copy(self, permutation: Permutation) -> float:
         """The cost of a permutation that is known to make the parameters equal to the target's: they need not be moved."""
@@ -185,6 +194,11 @@ class Problem:
             return float(torch.stack(costs).mean())
 
 
+def _check_cost(values: Values) -> None:
+    if not isinstance(values["cost"], float):
+        raise ValueError("it has no cost")
+
+
 def _move(permutation: Permutation, symmetry: Symmetry, key: str, value: Tensor) -> Tensor:
     return permutation.move(value, symmetry.layouts[key])
 
@@ -193,7 +207,7 @@ def _read_copy(keys: frozenset[str], target: State, moved: State, key: str) -> T
     return target[key] if key in keys else moved[key]
 
 
-def estimate_need(problem: Problem) -> Need:
+def estimate_need(problem: Problem) -> MemoryEstimate:
     """What weight matching of lazy states holds at a time: a pair of tensors, and the scores of joint groups."""
     symmetry, item = problem.symmetry, problem.dtype.itemsize
     largest = max(problem.target.shapes[key].numel() for key in problem.keys)
@@ -201,9 +215,11 @@ def estimate_need(problem: Problem) -> Need:
         sum(math.prod(plan_shape(symmetry, group)) for group in groups) * item for groups in joint_groups(symmetry)
     ] or [0]
     levels = 1 + math.ceil(math.log(max(len(problem.keys), 2), FAN_IN))
-    under_way = 2 * problem.engine.workers if problem.engine.is_apart else 0
+    under_way = problem.engine.most_under_way if problem.engine.is_remote else 0
     # A pair of tensors in the computing type, the source before it is moved, and what a product or a reading copies.
-    return Need(driver=max(plans) * (levels + 4 + under_way), worker=5 * largest * item + 4 * max(plans))
+    return MemoryEstimate(
+        driver=4 * max(plans), worker=5 * largest * item + 4 * max(plans), results=max(plans) * (levels + under_way)
+    )
 
 
 def split_keys(keys: Sequence[str]) -> list[list[str]]:
@@ -217,9 +233,25 @@ def _measure_part(objective: WeightDistance, target: State, source: State, keys:
 
 
 def make_problem(
-    model: Model, to: Model, symmetry: Symmetry, objective: Objective, data: Iterable[Any] | None, lazily: bool
+    model: Model,
+    to: Model,
+    symmetry: Symmetry,
+    objective: Objective,
+    data: Iterable[Any] | None,
+    lazily: bool,
+    in_blocks: bool = False,
 ) -> Problem:
-    """Both states on the device of the target and in one type, and the objective bound."""
+    """Both states on the device of the target and in one type, and the objective bound.
+
+    Args:
+        model: to be permuted.
+        to: what it is to match.
+        symmetry: with the groups to decide.
+        objective: not yet bound.
+        data: batches, if any.
+        lazily: leave lazy states as they are.
+        in_blocks: cut large tensors of lazy states, see `cutting`.
+    """
     if objective.repaired and data is not None and isinstance(model, nn.Module):
         twins = [make_twin(each, symmetry, data) for each in (model, _fill(model, to))]
         (model, symmetry), (to, _) = (twin or (each, symmetry) for twin, each in zip(twins, (model, to), strict=True))
@@ -230,13 +262,19 @@ def make_problem(
     if not keys:
         raise ValueError("the model has no floating parameters to align")
     device, dtype = target.device, torch.promote_types(source.dtype, target.dtype)
-    source, target = (state.tie(symmetry.ties).to(device, dtype) for state in (source, target))
+    source, target = (state.tie(symmetry.ties).to(device) for state in (source, target))
     module = None
     if isinstance(model, nn.Module):
         module = to if isinstance(to, nn.Module) else model
         if data is not None:  # it will be run
             module = copy.deepcopy(module).to(device, dtype)
     bound = objective.bind(module if module is not None else StateDict({key: target.shapes[key] for key in keys}))
+    if in_blocks and type(bound) is WeightDistance and isinstance(source, LazyState) and isinstance(target, LazyState):
+        blocks = find_blocks(symmetry, keys, source, target)
+        source, target = cut_rows(source, blocks), cut_rows(target, blocks)
+        symmetry, keys = cut_symmetry(symmetry, blocks), cut_keys(keys, blocks)
+        bound = replace(bound, keys=cut_keys(bound.keys or keys, blocks))
+    source, target = (state.to(device, dtype) for state in (source, target))
     batches = None if data is None else _MovedBatches(data, device, dtype)
     compared: Sequence[Any] = ()
     if batches is not None and objective.uses_data:

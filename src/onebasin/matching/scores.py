@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import math
 import string
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from onebasin.engines.clock import spent_on
+from onebasin.engines.work_meter import FLOPS_PER_BYTE, MATCHING
 from onebasin.matching.problem import Problem, split_keys
 from onebasin.relaxation.plans import plan_shape
 from onebasin.symmetries import Group, Permutation, Symmetry
@@ -104,7 +105,7 @@ def inner_product(state: State, target: State, keys: Sequence[str]) -> float:
 def inner_products(problem: Problem, current: State, updates: Sequence[Permutation], keys: Sequence[str]) -> list[float]:
     """Of the target and the source as it has been moved, and as it is moved by each of some updates, over some tensors."""
     function = functools.partial(_multiply_part, problem.bare, current, updates)
-    sums = list(problem.engine.map(function, split_keys(keys)))
+    sums = list(problem.engine.map(function, split_keys(keys), MATCHING if current.is_lazy else "", problem.count_bytes))
     return [math.fsum(each) for each in zip(*sums, strict=True)]
 
 
@@ -135,8 +136,21 @@ def score(
         The scores, and whether they are exact: not where a tensor has the groups on it more than once.
     """
     function = functools.partial(_score_part, problem.bare, source, groups, dtype or problem.dtype)
-    scores, exact = problem.engine.reduce(function, split_keys(keys) or [[]], _add_scores)
+    size = functools.partial(count_scoring, problem, groups)
+    stage = MATCHING if source.is_lazy else ""
+    scores, exact = problem.engine.reduce(function, split_keys(keys) or [[]], _add_scores, stage, size)
     return {name: value.to(problem.device) for name, value in scores.items()}, exact
+
+
+def count_scoring(problem: Problem, groups: Sequence[Group], keys: Iterable[str]) -> float:
+    """How much work the scores of joint groups on some tensors are, see `work_meter`: each entry meets many units."""
+    sizes = problem.symmetry.sizes
+    met = max(
+        math.prod(plan_shape(problem.symmetry, group)) / math.prod(sizes[name] for name in (*group.parents, group.name))
+        for group in groups
+    )
+    entries = sum(problem.target.shapes[key].numel() for key in keys)
+    return problem.count_bytes(keys) + 2.0 * met * entries / FLOPS_PER_BYTE
 
 
 _Scores = tuple[dict[str, Tensor], bool]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from onebasin.programs.graph import FrontEnd
 from onebasin.symmetries.indices import dependencies, find_parent
-from onebasin.symmetries.layout import Factor, Layout, factors, fit, parse, write
+from onebasin.symmetries.layout import Factor, Layout, Switch, factors, fit, parse, write
 from onebasin.tensors.states import Model, Ties, check_ties, find_ties, read_state
 
 _PACKAGE = Path(__file__).parents[1]
@@ -194,6 +194,18 @@ class Structure:
     def sizes(self) -> dict[str, int]:
         """The extent of every name, free or fixed; 0 where a hand-written one is not known yet."""
         return {f.name: f.size for f in self._factors() if f.name is not None}
+
+    @functools.cached_property
+    def row_keys(self) -> frozenset[str]:
+        """The tensors whose rows no group moves or tells apart, so that each can be moved by itself."""
+        moved = {*self.groups, *(parent for group in self.groups.values() for parent in group.parents)}
+        return frozenset(
+            key
+            for key, layout in self.layouts.items()
+            if layout
+            and not any(isinstance(term, Switch) for term in layout)
+            and not any(factor.name in moved for factor in factors(layout[0]))
+        )
 
     def _factors(self) -> Iterator[Factor]:
         return (f for layout in self.layouts.values() for term in layout for f in factors(term))

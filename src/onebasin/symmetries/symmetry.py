@@ -306,7 +306,7 @@ class Permutation:
         if not self.is_identity:
             self.symmetry.warn_of_unreached()
         self.symmetry.bind(state)
-        return state.tie(self.symmetry.ties).map(self.move_tensor)
+        return state.tie(self.symmetry.ties).map(self.move_tensor, by_rows=self.symmetry.row_keys)
 
     def move(self, value: Tensor, layout: Layout) -> Tensor:
         """One tensor of a given layout, permuted; the tensor itself if nothing in it moves."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -44,11 +44,21 @@ def is_mixed(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
-"""What applies a function to each of some items, in order, as ``map`` does; the items and the function may be sent away."""
+class Map(Protocol):
+    """What applies a function to each of some items, in order, as ``map`` does; items and functions may be sent away."""
+
+    def __call__(
+        self, function: Callable[[Any], Any], items: Iterable[Any], *, size: Callable[[Any], float]
+    ) -> Iterable[Any]:
+        """Results in the order of the items; `size` is how much work each is, in bytes."""
+        ...
 
 
-def check_finite(states: Mapping[str, State], apply_to_all: Map = map) -> None:
+def _map_here(function: Callable[[Any], Any], items: Iterable[Any], *, size: Callable[[Any], float]) -> Iterable[Any]:
+    return map(function, items)
+
+
+def check_finite(states: Mapping[str, State], apply_to_all: Map = _map_here) -> None:
     """Refuse states that hold NaN or infinity, or that have no values at all.
 
     Args:
@@ -60,8 +70,10 @@ def check_finite(states: Mapping[str, State], apply_to_all: Map = map) -> None:
     """
     sums: list[tuple[str, str, Tensor]] = []
     for name, state in states.items():
-        keys = [key for key, shape in state.shapes.items() if is_mixed(shape)]
-        for key, total in zip(keys, apply_to_all(functools.partial(_sum_up, state), keys), strict=True):
+        keys = {state.find_origin(key): key for key, shape in reversed(state.shapes.items()) if is_mixed(shape)}
+        sizes = {key: state.shapes[key].nbytes for key in reversed(keys.values())}
+        found = apply_to_all(functools.partial(_sum_up, state), list(sizes), size=sizes.__getitem__)
+        for key, total in zip(sizes, found, strict=True):
             if total.is_meta:
                 raise ValueError(f"{name} is on the meta device: it has no values")
             sums.append((name, key, total))

@@ -1,6 +1,8 @@
 """Reading and writing files: safetensors, written to a temporary file first and then renamed."""
 
 import contextlib
+import errno
+import hashlib
 import json
 import os
 import secrets
@@ -97,8 +99,14 @@ def check_nesting(content: Any, path: str | os.PathLike[str]) -> None:
     raise ValueError(f"{path} is nested too deeply: more than {MAX_NESTING} levels")
 
 
-def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:
+def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], object], durable: bool = False) -> None:
     """Call `write` on a temporary file beside `path`, then rename it: a killed run leaves no half file.
+
+    Args:
+        path: the file to write.
+        write: fills the file that it is given.
+        durable: the content is on the disk before the file has its name, and the name when this returns: so a machine that
+            loses its power leaves no half file either.
 
     Raises:
         OSError: naming `path`, if the disk is full or the like.
@@ -110,9 +118,31 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
         temporary.touch(exist_ok=False)  # with the permissions of an ordinary file, which `tempfile` does not give
         with _name_in_errors(target):
             write(temporary)
+            if durable:
+                flush_to_disk(temporary)
         temporary.replace(target)
+        if durable:
+            flush_to_disk(target.absolute().parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def flush_to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if not path.is_dir() or error.errno != errno.EINVAL:  # some file systems have no such thing for folders
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def hash_file(file: Path) -> str:
+    """The SHA-256 of a file."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
@@ -184,7 +214,7 @@ def write_folder_atomically(
         force: replace a folder that is there, if it holds no other files than the new one.
         further: names of files that may be lost too, because the caller writes them later.
         staging: in place of a temporary folder, one on the same disk in which files may be already. It is left as it is if
-            writing fails.
+            writing fails, and is on the disk before it has its name.
     """
     target = Path(path)
     check_writable(target, force, folder=True)
@@ -195,11 +225,16 @@ def write_folder_atomically(
         temporary.mkdir(exist_ok=staging is not None)
         with _name_in_errors(target):
             write(temporary)
+        if staging is not None:
+            for entry in (*list_entries(temporary), temporary):
+                flush_to_disk(entry)
         if target.exists():
             new = {entry.relative_to(temporary).as_posix() for entry in list_entries(temporary) if not entry.is_dir()}
             check_replaceable(target, {*new, *further})
             target.rename(aside)
         temporary.rename(target)
+        if staging is not None:
+            flush_to_disk(target.absolute().parent)
     finally:
         if aside.exists() and not target.exists():  # stopped between the two: what was there goes back
             aside.rename(target)
@@ -224,11 +259,16 @@ def _choose_temporary(target: Path) -> Path:
 
 def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
     """Write tensors and a JSON header into one safetensors file."""
-    metadata = {key: json.dumps(value) for key, value in header.items()}
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    content = _sort_header(safetensors.torch.save(plain, metadata=metadata))
+    content = pack_tensors(tensors, header)
     # The library's own writer reports a full disk by an exception of its own.
     write_atomically(path, lambda file: file.write_bytes(content))
+
+
+def pack_tensors(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
+    """The content of the file that `save_tensors` writes."""
+    metadata = {key: json.dumps(value) for key, value in header.items()}
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return _sort_header(safetensors.torch.save(plain, metadata=metadata))
 
 
 def _sort_header(content: bytes) -> bytes:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from onebasin.tensors.comparison import check_alike, is_mixed
-from onebasin.tensors.states import Model, State, StateDict, check_ties, read_state, read_state_dict
+from onebasin.tensors.states import (
+    LazyState,
+    Model,
+    RowReader,
+    State,
+    StateDict,
+    check_ties,
+    read_state,
+    read_state_dict,
+)
 
 
 def interpolate(
@@ -40,7 +49,9 @@ def interpolate(
     weights = check_weights(weights, len(states))
     first, *others = read_alike(states)
     own = {key: check_weights(each, len(states)) for key, each in (by_key or {}).items()}
-    return first.map(functools.partial(_mix_with, others, weights, own))
+    if isinstance(first, LazyState):
+        return LazyState(first.shapes, _Mixer([first, *(other.lazily() for other in others)], weights, own), first.device)
+    return first.map(lambda key, value: _mix([value, *(other[key] for other in others)], own.get(key, weights)))
 
 
 def check_weights(weights: Sequence[float] | None, count: int, normalise: bool = False) -> list[float]:
@@ -97,10 +108,22 @@ def _check_all_alike(states: Sequence[State]) -> None:
         check_alike(states[0], state, "the first model", f"model {number}")
 
 
-def _mix_with(
-    others: Sequence[State], weights: Sequence[float], own: Mapping[str, Sequence[float]], key: str, value: Tensor
-) -> Any:
-    return _mix([value, *(other[key] for other in others)], own.get(key, weights))
+@dataclass(frozen=True)
+class _Mixer(RowReader):
+    """Weighted sums of lazy states; `own` are other weights for tensors of these names."""
+
+    states: Sequence[LazyState]
+    weights: Sequence[float]
+    own: Mapping[str, Sequence[float]]
+
+    def __call__(self, key: str) -> Tensor:
+        return _mix([state[key] for state in self.states], self.own.get(key, self.weights))
+
+    def has_rows(self, key: str) -> bool:
+        return all(state.has_rows(key) for state in self.states)
+
+    def read_rows(self, key: str, start: int, stop: int) -> Tensor:
+        return _mix([state.read_rows(key, start, stop) for state in self.states], self.own.get(key, self.weights))
 
 
 def _mix(values: list[Tensor], weights: Sequence[float]) -> Any:

@@ -6,11 +6,11 @@ through untouched.
 
 from __future__ import annotations
 
-import functools
 import itertools
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeVar
 
 import torch
@@ -57,8 +57,11 @@ class State(Mapping[str, Any]):
         return sum(value.numel() for value in self.shapes.values())
 
     @abstractmethod
-    def map(self, function: Callable[[str, Tensor], Tensor]) -> Self:
-        """The same keys, with `function` of key and tensor in place of each tensor; tied keys stay tied."""
+    def map(self, function: Callable[[str, Tensor], Tensor], by_rows: Collection[str] = ()) -> Self:
+        """The same keys, with `function` of key and tensor in place of each tensor; tied keys stay tied.
+
+        For the keys in `by_rows` the function treats rows of a tensor each by itself, and can be given some of them.
+        """
 
     @abstractmethod
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
@@ -71,6 +74,10 @@ class State(Mapping[str, Any]):
     @abstractmethod
     def load(self) -> StateDict:
         """All tensors in memory."""
+
+    def find_origin(self, key: str) -> str:
+        """The same for keys that are known to be read from one place."""
+        return key
 
     def lazily(self) -> LazyState:
         """The tensors of this state as a lazy one."""
@@ -95,7 +102,7 @@ class StateDict(dict[str, Any], State):
             keys.setdefault(id(value), []).append(key)
         return tuple(tuple(alike) for alike in keys.values() if len(alike) > 1)
 
-    def map(self, function: Callable[[str, Tensor], Tensor]) -> StateDict:
+    def map(self, function: Callable[[str, Tensor], Tensor], by_rows: Collection[str] = ()) -> StateDict:
         """A new state dict; `function` is called once per tensor, with the first of its keys."""
         done: dict[int, Any] = {}
         for key, value in self.items():
@@ -121,6 +128,26 @@ class StateDict(dict[str, Any], State):
         return OrderedDict, (), None, None, iter(self.items())
 
 
+class RowReader(ABC):
+    """Reads the tensors of a lazy state, and of some of them rows alone: slices along the first axis."""
+
+    @abstractmethod
+    def __call__(self, key: str) -> Tensor:
+        """A tensor."""
+
+    @abstractmethod
+    def read_rows(self, key: str, start: int, stop: int) -> Tensor:
+        """Some rows of a tensor."""
+
+    def has_rows(self, key: str) -> bool:
+        """Whether rows of a tensor are read without the rest of it."""
+        return True
+
+    def find_origin(self, key: str) -> str:
+        """The same for keys that are known to be read from one place: so tied keys need not be compared."""
+        return key
+
+
 class LazyState(State):
     """A read-only state: its keys and shapes are known at once; a tensor is read, or computed, at each access.
 
@@ -129,7 +156,7 @@ class LazyState(State):
 
     Args:
         shapes: for each key a tensor on the meta device, which tells its shape and type.
-        read: from a key to its tensor.
+        read: from a key to its tensor; a `RowReader` reads rows of large tensors as well.
         device: where the tensors are when they have been read.
 
     >>> ones = LazyState({"w": torch.empty(2, device="meta")}, lambda key: torch.ones(2))
@@ -176,14 +203,35 @@ class LazyState(State):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} tensors, {self.num_bytes / 1e6:.1f} MB)"
 
-    def map(self, function: Callable[[str, Tensor], Tensor]) -> LazyState:
+    def has_rows(self, key: str) -> bool:
+        """Whether rows of a tensor are read without the rest of it."""
+        return isinstance(self._read, RowReader) and self._read.has_rows(key)
+
+    def read_rows(self, key: str, start: int, stop: int) -> Tensor:
+        """Some rows of a tensor: a slice along its first axis."""
+        if isinstance(self._read, RowReader) and self._read.has_rows(key):
+            return self._read.read_rows(key, start, stop)
+        return self[key][start:stop]
+
+    def find_origin(self, key: str) -> str:
+        """The same for keys that are known to be read from one place."""
+        return self._read.find_origin(key) if isinstance(self._read, RowReader) else key
+
+    def map(self, function: Callable[[str, Tensor], Tensor], by_rows: Collection[str] = ()) -> LazyState:
         """The same keys and shapes; `function` is applied to each tensor when it is read."""
-        return LazyState(self._shapes, functools.partial(_read_mapped, self, function), self.device)
+        return LazyState(self._shapes, _Mapped(self, function, frozenset(by_rows)), self.device)
+
+    def rearrange(self, function: Callable[[str, Tensor], Tensor]) -> LazyState:
+        """`map` for a function that moves entries and computes nothing: it comes before a conversion to a wider type."""
+        if isinstance(self._read, _Converted) and self._read.state.device == self.device:
+            moved = _Converted(self._read.state.map(function), self._read.device, self._read.shapes)
+            return LazyState(self._shapes, moved, self.device)
+        return self.map(function)
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> LazyState:
         """Tensors are moved and converted when they are read."""
         shapes = {key: v.to(dtype) if dtype and v.is_floating_point() else v for key, v in self._shapes.items()}
-        return LazyState(shapes, functools.partial(_read_converted, self, device, shapes), device)
+        return LazyState(shapes, _Converted(self, device, shapes), device)
 
     def tie(self, ties: Ties) -> LazyState:
         """Itself: tensors that are read anew at each access have no identity."""
@@ -198,12 +246,39 @@ class LazyState(State):
         return self
 
 
-def _read_mapped(state: LazyState, function: Callable[[str, Tensor], Tensor], key: str) -> Tensor:
-    return function(key, state[key])
+@dataclass(frozen=True)
+class _Mapped(RowReader):
+    state: LazyState
+    function: Callable[[str, Tensor], Tensor]
+    by_rows: frozenset[str]
+
+    def __call__(self, key: str) -> Tensor:
+        return self.function(key, self.state[key])
+
+    def has_rows(self, key: str) -> bool:
+        return key in self.by_rows and self.state.has_rows(key)
+
+    def read_rows(self, key: str, start: int, stop: int) -> Tensor:
+        return self.function(key, self.state.read_rows(key, start, stop))
 
 
-def _read_converted(state: LazyState, device: torch.device | str, shapes: Mapping[str, Tensor], key: str) -> Tensor:
-    return state[key].to(device, shapes[key].dtype)
+@dataclass(frozen=True)
+class _Converted(RowReader):
+    state: LazyState
+    device: torch.device | str
+    shapes: Mapping[str, Tensor]
+
+    def __call__(self, key: str) -> Tensor:
+        return self.state[key].to(self.device, self.shapes[key].dtype)
+
+    def has_rows(self, key: str) -> bool:
+        return self.state.has_rows(key)
+
+    def read_rows(self, key: str, start: int, stop: int) -> Tensor:
+        return self.state.read_rows(key, start, stop).to(self.device, self.shapes[key].dtype)
+
+    def find_origin(self, key: str) -> str:
+        return self.state.find_origin(key)
 
 
 def read_state(model: Model) -> State:
@@ -271,6 +346,8 @@ def check_ties(state: Mapping[str, Any], ties: Iterable[tuple[str, ...]]) -> Non
     """Refuse a state whose tied keys hold different values."""
     for keys in ties:
         present = [k for k in keys if k in state]
+        if isinstance(state, LazyState):
+            present = list({state.find_origin(key): key for key in reversed(present)}.values())[::-1]
         for key in present[1:]:
             first, other = state[present[0]], state[key]
             if first is not other and not torch.equal(first, other):

@@ -13,9 +13,20 @@ from onebasin.checkpoints import check_left, move_training_entries, note_left_en
 from onebasin.checkpoints.written_types import find_type
 from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
-from onebasin.cli.engine_choice import choose_engine, finish_journal, list_engine_facts, list_engine_values, open_journal
+from onebasin.cli.engine_choice import (
+    begin_journal,
+    check_needs,
+    choose_engine,
+    count_staged,
+    finish_journal,
+    list_engine_facts,
+    list_engine_values,
+    may_replace,
+    open_journal,
+)
 from onebasin.cli.line_evaluation import LineEvaluator, list_numbers
 from onebasin.cli.run_record import RunRecord, record_run
+from onebasin.engines.work_meter import WRITING
 from onebasin.matching.recommendation import AUTO
 from onebasin.reporting.model_card import ModelCard
 from onebasin.tensors.distances import find_layer_distances
@@ -28,6 +39,7 @@ _NOT_TARGET = (
 
 
 def align(
+    context: typer.Context,
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="The checkpoint to align to.")],
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="The checkpoint to move.")],
     out: options.Out,
@@ -85,18 +97,23 @@ def align(
         init=[init] if init is not None else [],
         groups=groups or None, seed=seed, restarts=restarts, polish=polish, detect_copy=detect_copy,
     )  # fmt: skip
-    running = choose_engine(engine, workers, address, memory, device)
+    running = choose_engine(output, engine, workers, address, memory, device, resume)
     files = inputs.open_files([target, model])
     what = "permutation" if kinds == "permutation" else "transform"
     file = permutation or outputs.place_element(out, files[1].layout.is_folder, what)
     sources = [*files, *inputs.list_input_files([architecture, init], [architecture, data, loss])]
+    open_journal(running, out, sources, context.params, device, resume)
+    force, staged = may_replace(running, force, out), count_staged(running, out)
     card = outputs.place_card(out, files[1])
-    outputs.check_outputs(out, files[1], sources, [file, report, card], force, dtype)
+    outputs.check_outputs(out, files[1], sources, [file, report, card], force, dtype, staged)
     target_card = None if target_out is None else outputs.place_card(target_out, files[0])
     if target_out is not None:
         outputs.check_further_output(target_out, files[0], sources, [out, file, report], force)
     outputs.check_drawing(report)
-    models = inputs.read_models(output, files, architecture, input_shape, ignore, check, alignment.data, allow, running)
+    models = inputs.read_models(
+        output, files, architecture, input_shape, ignore, check, alignment.data, allow, running,
+        lambda opened: check_needs(running, opened, out, opened.checkpoints[1], method, device, dtype),
+    )  # fmt: skip
     models.symmetry.restrict(groups or None)
     fixed, moved = models.checkpoints
     check_left(moved, models.symmetry)
@@ -112,9 +129,10 @@ def align(
     if dry_run:
         outputs.finish_dry_run(output, summary, [out, file, target_out, report])
         return
-    running = open_journal(output, running, out, files, resume)
-    record = record_run(output, [target, model], files, seed, running) if report or card or target_card else None
-    with output.progress() as progress, inputs.explain_data_errors(alignment.data):
+    begin_journal(output, running)
+    with output.progress() as progress, running.meter.reporting(progress), inputs.explain_data_errors(alignment.data):
+        running.meter.expect(WRITING, moved.num_bytes)
+        record = record_run(output, [target, model], files, seed, running) if report or card or target_card else None
         lines = LineEvaluator(models, inputs.read_loss(loss), inputs.read_data(data if report else None, "test"),
                               device=device)  # fmt: skip
         paths = lines.evaluate_lines({"as they are": moved}, progress)

@@ -12,13 +12,24 @@ from onebasin.checkpoints.moving import FileKind, move_file
 from onebasin.checkpoints.written_types import find_type
 from onebasin.cli import options, outputs
 from onebasin.cli.console import Output
-from onebasin.cli.engine_choice import choose_engine, finish_journal, list_engine_facts, list_engine_values, open_journal
+from onebasin.cli.engine_choice import (
+    begin_journal,
+    choose_engine,
+    count_staged,
+    finish_journal,
+    list_engine_facts,
+    list_engine_values,
+    may_replace,
+    open_journal,
+)
 from onebasin.cli.outputs import describe_element, finish_dry_run
 from onebasin.cli.run_record import record_run
+from onebasin.engines.work_meter import WRITING
 from onebasin.symmetries.transform import load_element
 
 
 def apply(
+    context: typer.Context,
     permutation: Annotated[
         Path,
         typer.Argument(metavar="PERMUTATION", help="A file that align, Permutation.save or Transform.save has written."),
@@ -62,16 +73,21 @@ def apply(
     is for models in canonical form (see onebasin canonical), and an optimiser's state can only be permuted. If the file lies
     in the folder of a model, the configuration of CHECKPOINT must be that of the model.
     """
-    output, running = Output(json), choose_engine(engine, workers, address, memory)
+    output = Output(json)
+    running = choose_engine(output, engine, workers, address, memory, resume=resume)
     loaded = load_element(permutation)
     differences = find_differences_of_folders(permutation.parent, checkpoint)
     if not allow:
         check_differences(differences)
     element, dtype = loaded.inverse() if inverse else loaded, find_type(out_dtype)
-    moved = move_file(element, checkpoint, kind, fan_in_fan_out, ignore or (), model_only, dtype, running)
+    with output.progress() as progress, running.meter.reporting(progress):
+        moved = move_file(element, checkpoint, kind, fan_in_fan_out, ignore or (), model_only, dtype, running)
     source = moved.find_source()
+    sources = [permutation, *([source] if source is not None else [checkpoint])]
+    open_journal(running, out, sources, context.params, resume=resume)
+    force = may_replace(running, force, out)
     card = None if source is None else outputs.place_card(out, source)
-    moved.check(out, force, [permutation], [card.name] if card is not None else ())
+    moved.check(out, force, [permutation], [card.name] if card is not None else (), count_staged(running, out))
     notes = [*differences, *moved.notes]
     for note in notes:
         output.note(f"{checkpoint}: {note}")
@@ -81,14 +97,15 @@ def apply(
         output.show_facts(facts)
         finish_dry_run(output, {**summary, "notes": notes}, [out])
         return
-    made, sources = None, [permutation, *([source] if source is not None else [checkpoint])]
-    running = open_journal(output, running, out, sources, resume)
-    if source is not None and card is not None:
-        record = record_run(output, [checkpoint, permutation], [source, permutation], engine=running)
-        what = f"{'the inverse of ' if inverse else ''}a {type(loaded).__name__.lower()}"
-        text = f"{checkpoint.name}, moved by {what} by onebasin."
-        made = record.make_card(out, text, [(checkpoint, f"the {moved.kind}"), (permutation, "what moved it")], {})
-    with output.progress() as progress:
+    made = None
+    begin_journal(output, running)
+    with output.progress() as progress, running.meter.reporting(progress):
+        if source is not None and card is not None:
+            running.meter.expect(WRITING, source.num_bytes)
+            record = record_run(output, [checkpoint, permutation], [source, permutation], engine=running)
+            what = f"{'the inverse of ' if inverse else ''}a {type(loaded).__name__.lower()}"
+            text = f"{checkpoint.name}, moved by {what} by onebasin."
+            made = record.make_card(out, text, [(checkpoint, f"the {moved.kind}"), (permutation, "what moved it")], {})
         moved.write(out, force, progress, outputs.write_card(made), running)
     finish_journal(running)
     output.show_facts({**facts, **list_engine_facts(running), "wrote": out})

@@ -15,12 +15,23 @@ from onebasin.checkpoints.written_types import find_type
 from onebasin.cli import inputs, mergekit, options, outputs
 from onebasin.cli.aligned_folders import AlignedFolders
 from onebasin.cli.console import Output
-from onebasin.cli.engine_choice import choose_engine, finish_journal, list_engine_facts, list_engine_values, open_journal
+from onebasin.cli.engine_choice import (
+    begin_journal,
+    check_needs,
+    choose_engine,
+    count_staged,
+    finish_journal,
+    list_engine_facts,
+    list_engine_values,
+    may_replace,
+    open_journal,
+)
 from onebasin.cli.line_evaluation import LineEvaluator, list_numbers
 from onebasin.cli.mergekit import MergekitMethod, MergekitRun
 from onebasin.cli.recipes import use_recipe
 from onebasin.cli.run_record import RunRecord, record_run
 from onebasin.cli.saved_elements import place_elements
+from onebasin.engines.work_meter import WRITING
 from onebasin.landscape.calibration import DATA_FREE
 from onebasin.matching.merging import Reference
 from onebasin.matching.recommendation import AUTO
@@ -36,6 +47,7 @@ _OF_TWINS = (
 
 
 def merge(
+    context: typer.Context,
     paths: Annotated[list[Path], typer.Argument(metavar="A B [C ...]", help="Checkpoints of one architecture.")],
     out: options.Out,
     recipe: Annotated[
@@ -131,13 +143,15 @@ def merge(
     )  # fmt: skip
     if repair not in (None, *DATA_FREE) and alignment.data is None:
         raise ValueError(f"--repair {repair} runs the networks: give --data, or take --repair norms, which needs none")
-    running = choose_engine(engine, workers, address, memory, device)
+    running = choose_engine(output, engine, workers, address, memory, device, resume)
     files = inputs.open_files(paths)
     sources = [*files, *inputs.list_input_files([architecture, recipe, *(init or ())], [architecture, data, loss])]
     aligned_folders = AlignedFolders(out, paths, kinds != "permutation")
+    open_journal(running, out, sources, context.params, device, resume)
+    force = may_replace(running, force, out, *(aligned_folders.written if then else ()))
     card = outputs.place_card(out, files[0])
     if then is None:
-        outputs.check_outputs(out, files[0], sources, [report, card], force, dtype)
+        outputs.check_outputs(out, files[0], sources, [report, card], force, dtype, count_staged(running, out))
     else:
         mergekit.check_folders(files)
         aligned_folders.check(files, sources, report, force)
@@ -147,7 +161,10 @@ def merge(
         taken = [*aligned_folders.written, aligned_folders.configuration] if then else []
         saved.check(sources, [out, report, *taken], force)
     outputs.check_drawing(report)
-    models = inputs.read_models(output, files, architecture, input_shape, ignore, check, alignment.data, allow, running)
+    models = inputs.read_models(
+        output, files, architecture, input_shape, ignore, check, alignment.data, allow, running,
+        lambda opened: check_needs(running, opened, out, opened.checkpoints[0], method, device, dtype),
+    )  # fmt: skip
     models.symmetry.restrict(groups or None)
     if reference != "first":  # else the first model, whose layout is written, stays where it is
         check_left(models.checkpoints[0], models.symmetry)
@@ -163,9 +180,10 @@ def merge(
         outputs.finish_dry_run(output, summary, [out, *further, saved and saved.path, report])
         return
     like, found = models.checkpoints[0], _Alignments(outputs.short_names(paths))
-    running = open_journal(output, running, out, files, resume)
-    record = record_run(output, paths, files, seed, running) if report or card else None
-    with output.progress() as progress, inputs.explain_data_errors(alignment.data):
+    begin_journal(output, running)
+    with output.progress() as progress, running.meter.reporting(progress), inputs.explain_data_errors(alignment.data):
+        running.meter.expect(WRITING, like.num_bytes)
+        record = record_run(output, paths, files, seed, running) if report or card else None
         lines = LineEvaluator(models, inputs.read_loss(loss), inputs.read_data(data if report else None, "test"),
                               device=device)  # fmt: skip
         curves = lines.evaluate_lines(_name_lines(found.names, models.checkpoints), progress)

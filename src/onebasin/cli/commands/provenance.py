@@ -53,8 +53,9 @@ def provenance(
     their weights that the random start left agree? Without data, and tensor by tensor; with --symmetry positive or all,
     which also finds what was rescaled or rotated, both models are loaded.
     """
-    output, running = Output(json), choose_engine(engine, workers, address, memory)
-    if running.is_apart and kinds != "permutation":
+    output = Output(json)
+    running = choose_engine(output, engine, workers, address, memory)
+    if running.is_remote and kinds != "permutation":
         raise ValueError(f"--engine {engine} reads files, and --symmetry {kinds} loads both models: take one of them")
     files = inputs.open_files([a, b])
     outputs.check_files([report], [*files, *inputs.list_input_files([architecture], [architecture])], force)
@@ -74,7 +75,7 @@ def provenance(
     if kinds != "permutation":
         states, known = list(models.load()), {"example_inputs": models.architecture.example_inputs}
     one, other = states
-    with output.progress() as progress:
+    with output.progress() as progress, running.meter.reporting(progress):
         found = ob.provenance(
             one, other, kinds=kinds, level=level, tolerance=tolerance, seed=seed, progress=progress, engine=running, **known
         )

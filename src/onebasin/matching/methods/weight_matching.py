@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from onebasin.engines.clock import spent_on
-from onebasin.engines.engine import FAN_IN
 from onebasin.engines.journal import Values
+from onebasin.engines.reduction_tree import FAN_IN
+from onebasin.engines.work_meter import MATCHING
 from onebasin.matching.methods.base import Match, Method, check_choice, check_count
 from onebasin.matching.methods.basis_matching import sweep_transforms
 from onebasin.matching.problem import Problem
-from onebasin.matching.scores import inner_products, order_from_anchors, score, touched_keys
+from onebasin.matching.scores import count_scoring, inner_products, order_from_anchors, score, touched_keys
 from onebasin.relaxation.hardening import harden, joint_groups
 from onebasin.symmetries import Group, Permutation, Symmetry
 from onebasin.tensors.states import State
@@ -97,6 +99,9 @@ def sweep(
     stale = set(range(len(sets)))  # decided again only if a tensor they score has changed: the answer would be the same
     with problem.held():
         for number_of_sweep in range(max_sweeps):
+            if current.is_lazy:  # the engine reports; after the first sweep mostly comes one in which nothing moves
+                left = sum(_count_work(problem, (sets[number], touched[number])) for number in stale)
+                problem.engine.meter.expect_left(MATCHING, left * (2 if number_of_sweep == 0 and max_sweeps > 1 else 1))
             num_moved = done = 0
             order = torch.randperm(len(sets), generator=generator).tolist()
             if anchored and number_of_sweep == 0:
@@ -106,7 +111,8 @@ def sweep(
                 stale.difference_update(batch)
                 found = _decide_all(problem, current, [(sets[number], touched[number]) for number in batch])
                 for place, (number, decision) in enumerate(zip(batch, found, strict=True)):
-                    problem.progress(f"sweep {number_of_sweep + 1}", done - len(batch) + place, len(sets))
+                    if not current.is_lazy:
+                        problem.progress(f"sweep {number_of_sweep + 1}", done - len(batch) + place, len(sets))
                     if not decision["is_better"]:
                         continue
                     keys, update = touched[number], _read_update(symmetry, sets[number], decision)
@@ -161,14 +167,22 @@ def _decide_all(problem: Problem, current: State, members: list[_Set]) -> Iterat
 
     A set that moves few tensors is one task. The scores of one that moves many are a sum over tasks.
     """
-    engine = problem.engine
-    with engine.hold(current):
+    engine, check = problem.engine, functools.partial(_check_decision, problem.symmetry)
+    with engine.broadcast(current):
         if len(members) == 1 and len(members[0][1]) > FAN_IN:
+            compute = functools.partial(decide, problem, current, members[0])
             with engine.counting():
-                decision = engine.remember(functools.partial(decide, problem, current, members[0]))
+                decision = engine.checkpointed(compute, functools.partial(check, members[0]))
             yield decision
         else:
-            yield from engine.map_remembered(functools.partial(decide, problem.bare, current), members)
+            function, size = functools.partial(decide, problem.bare, current), functools.partial(_count_work, problem)
+            yield from engine.map_checkpointed(function, members, check, MATCHING if current.is_lazy else "", size)
+
+
+def _count_work(problem: Problem, member: _Set) -> float:
+    """How much work it is to decide some groups: their scores, and what they gain."""
+    groups, keys = member
+    return count_scoring(problem, groups, keys) + problem.count_bytes(keys)
 
 
 def decide(problem: Problem, current: State, member: _Set) -> Values:
@@ -195,6 +209,20 @@ def decide(problem: Problem, current: State, member: _Set) -> Values:
     return {"is_better": is_better, "is_exact": exact, **found}
 
 
-def _read_update(symmetry: Symmetry, groups: list[Group], decision: Values) -> Permutation:
+def _read_update(symmetry: Symmetry, groups: list[Group], decision: Values, check: bool = False) -> Permutation:
     found = {group.name: decision[f"{_INDEX}{group.name}"] for group in groups}
-    return Permutation(symmetry, {**symmetry.identity_indices, **found}, check=False)
+    return Permutation(symmetry, {**symmetry.identity_indices, **found}, check=check)
+
+
+def _check_decision(symmetry: Symmetry, member: _Set, decision: Values) -> None:
+    """Refuse values that `decide` cannot have returned."""
+    groups, _ = member
+    if not all(isinstance(decision[name], bool) for name in ("is_better", "is_exact")):
+        raise ValueError("it does not say what was decided")
+    if not decision["is_better"]:
+        return
+    for group in groups:
+        index = decision[f"{_INDEX}{group.name}"]
+        if not isinstance(index, Tensor) or index.dtype != torch.int64:
+            raise ValueError(f"the index of {group.name!r} does not consist of whole numbers")
+    _read_update(symmetry, groups, decision, check=True)

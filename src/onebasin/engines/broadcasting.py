@@ -11,8 +11,8 @@ from typing import Any
 from onebasin.engines.packing import pack
 
 
-class HeldValues:
-    """The values that are held now."""
+class Broadcasts:
+    """The values that are sent to each worker once, as long as they are needed."""
 
     def __init__(self) -> None:
         self._tokens: dict[int, str] = {}
@@ -32,6 +32,9 @@ class HeldValues:
             for token, value in new.items():
                 del self._tokens[id(value)], self._values[token]
                 self._packed.pop(token, None)
+
+    def __contains__(self, token: str) -> bool:
+        return token in self._values
 
     def pack(self, value: Any) -> tuple[bytes, dict[str, bytes]]:
         """A value, and all held values that it needs, by their tokens."""
