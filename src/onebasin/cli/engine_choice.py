@@ -154,8 +154,8 @@ def _take_fingerprint(files: Sequence[Checkpoint | Path], options: Mapping[str, 
         versions[str(path)] = [status.st_size, status.st_mtime_ns]
     chosen = {f"option {name}": value for name, value in options.items() if name not in _WITHOUT_EFFECT}
     return {
-        "version of onebasin": __version__, "version of torch": torch.__version__, "device": device, "record of the inputs": versions,
-        **chosen,
+        "version of onebasin": __version__, "version of torch": torch.__version__, "device": device,
+        "record of the inputs": versions, **chosen,
     }  # fmt: skip
 
 
