@@ -97,7 +97,7 @@ def kill_in(function, arguments, after=0):
 
 def kill_while_writing(arguments, after):
     """Run a command in a child that is killed when it has written a number of tensors."""
-    kill_in("onebasin.checkpoints.writing._write_tensor", arguments, after)
+    kill_in("onebasin.checkpoints.weight_files._write_tensor", arguments, after)
 
 
 @pytest.mark.parametrize("after", [0, 5, 11])
@@ -301,7 +301,7 @@ def test_a_start_or_a_configuration_that_changed_is_not_gone_on_with(onebasin, l
 
 
 def test_another_torch_is_not_gone_on_with(onebasin, killed, monkeypatch):
-    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    monkeypatch.setattr("onebasin.cli.engine_choice.metadata.version", lambda name: "2.99.0")
     assert "its version of torch differs" in onebasin(*WORDS, "--resume").err
 
 

@@ -30,7 +30,7 @@ def start(arguments: tuple[str, ...]) -> int:
     child = os.fork()
     if child:
         return child
-    from onebasin.checkpoints import writing
+    from onebasin.checkpoints import weight_files, writing
     from onebasin.cli.app import run
     from onebasin.tensors import files
 
@@ -45,7 +45,7 @@ def start(arguments: tuple[str, ...]) -> int:
 
     code = 99
     try:
-        for module, name in ((writing, "_write_tensor"), (writing, "_write_torch"), (files.Path, "rename"),
+        for module, name in ((weight_files, "_write_tensor"), (writing, "write_state"), (files.Path, "rename"),
                              (files.Path, "replace"), (files.shutil, "rmtree")):  # fmt: skip
             setattr(module, name, slow(getattr(module, name)))
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -18,14 +18,14 @@ from onebasin.tensors.files import write_folder_atomically
 # A command line whose writer stops after one tensor of each file, so that it can be killed in the middle.
 SLOW = """
 import sys, time
-from onebasin.checkpoints import writing
-write_tensor = writing._write_tensor
+from onebasin.checkpoints import weight_files
+write_tensor = weight_files._write_tensor
 def slow(stream, *rest):
     write_tensor(stream, *rest)
     stream.flush()
     open({marker!r}, "w").close()
     time.sleep(60)
-writing._write_tensor = slow
+weight_files._write_tensor = slow
 from onebasin.cli import main
 main()
 """
@@ -102,10 +102,13 @@ def test_an_interrupted_run_cleans_up(start, folder, number):
 
 
 def test_an_error_in_the_middle_of_writing_leaves_nothing(onebasin, folder, monkeypatch):
-    from onebasin.checkpoints import writing
+    from onebasin.checkpoints import weight_files
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
 
     before = digest(folder)
-    monkeypatch.setattr(writing, "_write_tensor", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(weight_files, "_write_tensor", fail)
     ran = onebasin("apply", "p.safetensors", "a.safetensors", "-o", "out.safetensors")
     assert ran.code == 3
     assert "No space left on device" in ran.err

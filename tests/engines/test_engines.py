@@ -7,7 +7,9 @@ from torch import nn
 
 import onebasin as ob
 from onebasin.checkpoints import open_checkpoint, write_checkpoint
+from onebasin.checkpoints.hashing import hash_files
 from onebasin.engines import make_engine, opened
+from onebasin.tensors import row_blocks
 from onebasin.tensors.states import read_state
 
 
@@ -15,7 +17,11 @@ def read_bytes(folder):
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def test_alignment_and_files_are_the_same_bits(apart, pair, tmp_path):
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_alignment_and_files_are_the_same_bits(apart, pair, tmp_path, monkeypatch, in_blocks):
+    if in_blocks:
+        monkeypatch.setattr(row_blocks, "MAX_ENTRIES", 30)
+        monkeypatch.setattr(row_blocks, "_MULTIPLE", 1)
     first, second, symmetry = pair
     found = {}
     for engine in (make_engine("local"), apart):
@@ -65,6 +71,43 @@ def test_provenance_is_the_same(apart, pair):
     found = [ob.provenance(first, second, symmetry=symmetry, engine=engine) for engine in (None, apart)]
     assert found[0].p_values == found[1].p_values
     assert found[0].changes == found[1].changes
+
+
+def test_paths_hold_in_other_working_folders(apart, pair, tmp_path, monkeypatch):
+    """Workers have been started before, and elsewhere."""
+    _, _, symmetry = pair
+    assert list(apart.map(abs, [-1])) == [1]
+    monkeypatch.chdir(tmp_path)
+    first, second = open_checkpoint("a"), open_checkpoint("b")
+    torch.save(first.load(), "a.pt")
+    result = ob.align(second, to=open_checkpoint("a.pt"), symmetry=symmetry, method="weight-matching", engine=apart)
+    write_checkpoint("out", result.model, second, engine=apart)
+    monkeypatch.chdir("/")
+    assert torch.equal(first["embed.weight"], open_checkpoint(tmp_path / "a")["embed.weight"])
+    assert len(read_bytes(tmp_path / "out")) == 5
+    assert hash_files(first, apart) == hash_files(open_checkpoint(tmp_path / "a"))
+    write_checkpoint(tmp_path / "again", first, first, engine=apart)
+
+
+def test_progress_is_one_number_over_all_stages(apart, pair):
+    first, second, symmetry = pair
+    told = []
+    options = {"symmetry": symmetry, "method": "weight-matching", "engine": apart}
+    ob.align(second, to=first, progress=lambda *each: told.append(each), **options)
+    stages = list(dict.fromkeys(what for what, _, _ in told))
+    assert stages == ["checking, MB", "measuring, MB", "looking for a copy, MB", "matching, MB"]
+    assert all(0 <= done <= total for _, done, total in told)
+    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+
+
+def test_the_timeline_has_a_row_for_each_worker(apart, pair):
+    first, second, symmetry = pair
+    ob.align(second, to=first, symmetry=symmetry, method="weight-matching", engine=apart)
+    rows = apart.timeline.rows
+    assert "this process" in rows
+    assert len(rows) >= 2
+    for row in rows.values():
+        assert all(sum(each) <= apart.timeline.width * 1.01 for each in zip(*row.values(), strict=True))
 
 
 def test_what_workers_cannot_do_is_refused(apart, pair):

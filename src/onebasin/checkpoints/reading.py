@@ -26,7 +26,7 @@ from onebasin.checkpoints.checkpoint import (
     FileLayout,
     join_parts,
 )
-from onebasin.checkpoints.distributed import check_partitions, is_distributed, open_distributed
+from onebasin.checkpoints.distributed import check_not_piece, check_partitions, is_distributed, open_distributed
 from onebasin.checkpoints.file_versions import FileVersion
 from onebasin.checkpoints.pipeline_parts import find_parts
 from onebasin.engines.clock import spent_on
@@ -86,7 +86,11 @@ def _find_weights(folder: Path) -> Path:
         if (folder / name).is_file():
             return folder / name
     check_partitions(folder)
-    raise ValueError(f"the folder {folder} holds no checkpoint: expected {', '.join(WEIGHT_FILES[:4])} or the like in it")
+    files = sorted(file.name for file in folder.iterdir() if file.suffix in (".safetensors", *TORCH_ENDINGS))
+    hint = f"; if its file {files[0]} is one, give that" if files else ""
+    raise ValueError(
+        f"the folder {folder} holds no checkpoint: expected {', '.join(WEIGHT_FILES[:4])} or the like in it{hint}"
+    )
 
 
 def _check_is_weights(file: Path) -> None:
@@ -153,6 +157,7 @@ class _ShardReader(RowReader):
 
 
 def _open_safetensors(path: Path, file: Path) -> Checkpoint:
+    check_not_piece(file)
     version = FileVersion.of(file)
     try:
         with safetensors.safe_open(file, framework="pt") as opened:

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from onebasin.checkpoints.distributed import CONVERSION, is_distributed
 from onebasin.checkpoints.hashing import hash_file
 from onebasin.checkpoints.input_protection import check_apart
 from onebasin.checkpoints.staging import Staging, is_finished
-from onebasin.checkpoints.training_states import copy_tensors
+from onebasin.checkpoints.weight_files import find_format, write_safetensors, write_state
 from onebasin.checkpoints.written_types import convert_configuration, convert_types
 from onebasin.engines import LOCAL, Engine
 from onebasin.engines.clock import spent_on
@@ -43,10 +43,9 @@ from onebasin.tensors.files import (
     remove_temporaries,
     write_atomically,
     write_folder_atomically,
-    write_torch,
 )
 from onebasin.tensors.progress import Progress
-from onebasin.tensors.row_blocks import count_entries, list_blocks
+from onebasin.tensors.row_blocks import count_entries
 from onebasin.tensors.states import LazyState, RowReader, State, read_state
 
 _HELD_AT_ONCE = 5
@@ -94,7 +93,7 @@ def check_output(
         if target.is_dir():
             check_replaceable(target, names.union(further))
     if not like.layout.is_folder:
-        _find_format(target)
+        find_format(target)
     existing = target
     while not existing.exists():
         existing = existing.absolute().parent
@@ -197,10 +196,10 @@ def write_checkpoint(
 
     def write_file(temporary: Path) -> None:
         with engine.counting(), spent_on("write"):
-            if _find_format(target) == "safetensors":
-                _write_safetensors(temporary, tensors, like.layout.metadata.get(file))
+            if find_format(target) == "safetensors":
+                write_safetensors(temporary, tensors, like.layout.metadata.get(file))
             else:
-                _write_torch(temporary, tensors, like.layout, entries)
+                write_state(temporary, tensors, like.layout, entries)
         if journal is not None:
             journal.promise(target, {"": hash_file(temporary)})
 
@@ -237,7 +236,7 @@ def check_entries(path: str | os.PathLike[str], like: Checkpoint, entries: Mappi
     Raises:
         ValueError: if there are entries, and the output is a safetensors file.
     """
-    if entries and not like.layout.is_folder and _find_format(Path(path)) != "torch":
+    if entries and not like.layout.is_folder and find_format(Path(path)) != "torch":
         raise ValueError(
             f"{path} can hold tensors alone, but there are other entries beside the model ({', '.join(map(str, entries))}): "
             "give a name that ends in .pt, or --model-only"
@@ -357,7 +356,7 @@ def _write_folder(folder: _Folder, tensors: LazyState, layout: FileLayout, entri
         if file.suffix in TORCH_ENDINGS:
             own = LazyState({name: tensors.shapes[name] for name in names}, tensors.read)
             with engine.counting(), spent_on("write"):
-                _write_torch(folder.path / file.name, own, layout, entries)
+                write_state(folder.path / file.name, own, layout, entries)
         elif f"{folder.part}{file.name}" not in folder.done:
             shards.append(_Shard(folder.path / file.name, names, layout.metadata.get(file), staging is not None))
 
@@ -396,7 +395,7 @@ def _write_shard(tensors: LazyState, shard: _Shard) -> str | None:
     own = LazyState({name: tensors.shapes[name] for name in shard.names}, tensors.read)
     digest = hashlib.sha256() if shard.is_kept else None
     with spent_on("write"):
-        write = functools.partial(_write_safetensors, tensors=own, metadata=shard.metadata, digest=digest)
+        write = functools.partial(write_safetensors, tensors=own, metadata=shard.metadata, digest=digest)
         write_atomically(shard.file, write, durable=shard.is_kept)
     return None if digest is None else digest.hexdigest()
 
@@ -409,61 +408,3 @@ def _convert_configuration(file: Path, dtype: torch.dtype | None) -> None:
     content = read_json(file) if dtype is not None and file.is_file() else None
     if dtype is not None and isinstance(content, dict):
         file.write_text(json.dumps(convert_configuration(content, dtype), indent=2) + "\n")
-
-
-def _find_format(target: Path) -> str:
-    if target.suffix == ".safetensors":
-        return "safetensors"
-    if target.suffix in TORCH_ENDINGS:
-        return "torch"
-    raise ValueError(f"cannot tell the format of {target}: it should end in .safetensors, {', '.join(TORCH_ENDINGS)}")
-
-
-def _write_safetensors(file: Path, tensors: LazyState, metadata: Mapping[str, str] | None, digest: Any = None) -> None:
-    """Write the format directly, as the library would hold all tensors at once: header length, JSON header, tensors."""
-    # The widest types first, so that every tensor begins at a multiple of its item size.
-    ordered = sorted(tensors.shapes.items(), key=lambda entry: (-entry[1].dtype.itemsize, entry[0]))
-    header: dict[str, Any] = {"__metadata__": dict(metadata or {"format": "pt"})}
-    start = 0
-    for name, shape in ordered:
-        if shape.dtype not in _TYPE_NAMES:
-            raise ValueError(f"{name!r} has the type {shape.dtype}, which safetensors files have no name for")
-        end = start + shape.nbytes
-        header[name] = {"dtype": _TYPE_NAMES[shape.dtype], "shape": list(shape.shape), "data_offsets": [start, end]}
-        start = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with file.open("wb") as stream:
-        _write_bytes(stream, len(text).to_bytes(8, "little") + text, digest)
-        for name, shape in ordered:
-            blocks = list_blocks(shape) if tensors.has_rows(name) else []
-            if len(blocks) < 2:
-                _write_tensor(stream, name, shape, tensors[name], digest)
-                continue
-            for start, stop in blocks:
-                _write_tensor(stream, name, shape[start:stop], tensors.read_rows(name, start, stop), digest)
-
-
-def _write_tensor(stream: BinaryIO, name: str, shape: Tensor, value: Tensor, digest: Any = None) -> None:
-    assert value.shape == shape.shape, f"{name} changed its shape"
-    assert value.dtype == shape.dtype, f"{name} changed its type"
-    flat = value.detach().cpu().contiguous().reshape(-1)
-    _write_bytes(stream, flat.view(torch.uint8).numpy().data if flat.numel() else b"", digest)
-
-
-def _write_bytes(stream: BinaryIO, content: Any, digest: Any) -> None:
-    stream.write(content)
-    if digest is not None:
-        digest.update(content)
-
-
-def _write_torch(file: Path, tensors: LazyState, layout: FileLayout, entries: Mapping[Any, Any] | None) -> None:
-    """PyTorch's own format. Its writer holds all tensors of a file at once."""
-    # A view would be saved with its whole storage, which for a mapped file is all of the file.
-    state: dict[str, Any] = {
-        name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()
-    }
-    state.update(layout.extras)
-    if layout.container:
-        state = {layout.container: state, **copy_tensors(entries or {})}
-    write_torch(file, state)

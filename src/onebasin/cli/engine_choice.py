@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def _take_fingerprint(files: Sequence[Checkpoint | Path], options: Mapping[str, 
         versions[str(path)] = [status.st_size, status.st_mtime_ns]
     chosen = {f"option {name}": value for name, value in options.items() if name not in _WITHOUT_EFFECT}
     return {
-        "version of onebasin": __version__, "version of torch": torch.__version__, "device": device,
+        "version of onebasin": __version__, "version of torch": metadata.version("torch"), "device": device,
         "record of the inputs": versions, **chosen,
     }  # fmt: skip
 

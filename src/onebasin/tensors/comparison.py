@@ -70,8 +70,10 @@ def check_finite(states: Mapping[str, State], apply_to_all: Map = _map_here) -> 
     """
     sums: list[tuple[str, str, Tensor]] = []
     for name, state in states.items():
-        keys = {state.find_origin(key): key for key, shape in reversed(state.shapes.items()) if is_mixed(shape)}
-        sizes = {key: state.shapes[key].nbytes for key in reversed(keys.values())}
+        firsts: dict[str, str] = {}
+        for key in (key for key, shape in state.shapes.items() if is_mixed(shape)):
+            firsts.setdefault(state.find_origin(key), key)
+        sizes = {key: state.shapes[key].nbytes for key in firsts.values()}
         found = apply_to_all(functools.partial(_sum_up, state), list(sizes), size=sizes.__getitem__)
         for key, total in zip(sizes, found, strict=True):
             if total.is_meta:
