@@ -4,6 +4,9 @@ import os
 import pkgutil
 import shutil
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
@@ -312,3 +315,23 @@ def test_needs_are_told_and_refused_before_anything_is_read(onebasin, llamas, mo
     assert ran.code == 3
     assert "the limit is 0.30 GB" in ran.err
     assert not read
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("engine", ["processes", "ray"])
+def test_a_signal_ends_a_command_with_one_sentence(llamas, engine, number):
+    if engine == "ray":
+        pytest.importorskip("ray")
+    words = [sys.executable, "-c", "from onebasin.cli import main; main()", *WORDS, "--engine", engine, "--workers", "1"]
+    path = os.pathsep.join(place for place in sys.path if place)
+    running = subprocess.Popen(
+        words, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    while not (llamas / ".out.resume" / "run.json").exists() and running.poll() is None:
+        time.sleep(0.01)
+    running.send_signal(number)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert said.strip().splitlines()[-1] == "error: interrupted; no output was left incomplete"
+    assert not (llamas / "out").exists()

@@ -164,7 +164,10 @@ def _join_cluster(ray: Any, address: str | None, threads: int) -> None:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", **local)
     except ConnectionError as error:
         said = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
-        raise ValueError(f"cannot join a Ray cluster at {address or 'this machine'}: {said}") from error
+        raise ValueError(
+            f"cannot join a Ray cluster at {address or 'this machine'} ({said}): if it was started with a token, give the "
+            "same one in RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
+        ) from error
     finally:
         if is_main and handler is not None:
             signal.signal(signal.SIGTERM, handler)  # Ray's own would end the process by an exit that hides why
