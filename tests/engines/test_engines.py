@@ -132,3 +132,14 @@ def test_what_workers_cannot_do_is_refused(apart, pair):
         ob.align(second, method="weight-matching", kinds="all", to=first, engine=apart)
     with pytest.raises(ValueError, match="holds no models in memory"):
         ob.merge([first, second, second], symmetry=symmetry, method="weight-matching", reference="common", engine=apart)
+
+
+def test_provenance_says_what_it_needs_before_it_reads(pair, monkeypatch):
+    first, second, symmetry = pair
+    read = []
+    monkeypatch.setattr("onebasin.checkpoints.reading._SafetensorsReader._read", lambda *given: read.append(given))
+    with make_engine("local", memory=10**6) as engine, pytest.raises(ValueError, match=r"the limit is 0.00 GB"):
+        ob.provenance(first, second, symmetry=symmetry, engine=engine)
+    with make_engine("local", memory=10**6) as engine, pytest.raises(ValueError, match=r"the limit is 0.00 GB"):
+        ob.align(second, to=first, symmetry=symmetry, method="weight-matching", engine=engine)
+    assert not read

@@ -19,7 +19,6 @@ class Reader(RowReader):
         return self.state[key]
 
     def read_rows(self, key, start, stop):
-        assert stop - start < len(self.state[key])
         return self.state[key][start:stop]
 
 

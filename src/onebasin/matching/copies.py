@@ -49,14 +49,22 @@ def _find_copy(problem: Problem) -> Permutation | None:
     if prints is None:
         return None
     indices = dict(symmetry.identity_indices)
-    for groups in joint_groups(symmetry):
-        scores = {group.name: _compare(problem, group, prints[group.name]) for group in groups}
-        found = harden(symmetry, scores, groups)
-        indices.update({group.name: found[group.name] for group in groups})
+    sets = [(groups, [prints[group.name] for group in groups]) for groups in joint_groups(symmetry)]
+    for found in engine.map(functools.partial(_match_prints, problem.bare), sets):
+        indices.update(found)
     guess = Permutation(symmetry, indices, check=False)
     with engine.broadcast(guess):
         equal = engine.map(functools.partial(_is_equal, problem.bare, guess), problem.keys, COPIES, count)
         return guess if all(equal) else None
+
+
+def _match_prints(problem: Problem, joint: tuple[list[Group], list[list[tuple[Tensor, Tensor]]]]) -> dict[str, Tensor]:
+    """The best permutation of joint groups by their fingerprints."""
+    groups, prints = joint
+    with spent_on("assign"):
+        scores = {group.name: _compare(problem, group, own) for group, own in zip(groups, prints, strict=True)}
+        found = harden(problem.symmetry, scores, groups)
+    return {group.name: found[group.name] for group in groups}
 
 
 def _is_equal(problem: Problem, guess: Permutation, key: str) -> bool:

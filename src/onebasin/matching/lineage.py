@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from onebasin.engines import Engine, EngineName, opened
 from onebasin.engines.clock import spent_on
-from onebasin.engines.work_meter import CHECKING
+from onebasin.engines.memory_limits import MemoryEstimate
+from onebasin.engines.work_meter import CHECKING, MEASURING
 from onebasin.landscape.batches import check_data, find_example
 from onebasin.matching.canonical_form import canonicalise
 from onebasin.matching.chance import combine
@@ -25,8 +26,8 @@ from onebasin.matching.copies import find_copy
 from onebasin.matching.kinship import Evidence, compare_order, compare_residuals
 from onebasin.matching.layer_stacks import Stack, find_stack
 from onebasin.matching.methods.base import check_choice, check_count
-from onebasin.matching.methods.basis_matching import sweep_transforms
-from onebasin.matching.problem import Problem, make_problem
+from onebasin.matching.methods.basis_matching import HELD_ENTRIES, sweep_transforms
+from onebasin.matching.problem import Problem, estimate_need, make_problem
 from onebasin.matching.scores import touched_keys
 from onebasin.relaxation.objectives import WeightDistance
 from onebasin.symmetries import Group, Symmetry, Transform
@@ -43,6 +44,8 @@ TESTS = ("order", "residual")
 _DOUBTFUL = 1e-3
 """Above this p-value networks are called independent."""
 _MAX_SWEEPS = 10
+_NUM_ROWS = 4.5
+"""Copies of a tensor that the tests of a group hold, as measured."""
 
 
 @dataclass(frozen=True)
@@ -164,8 +167,8 @@ def provenance(
         tolerance: of the residual test.
         seed: of random choices: which units of large groups are compared, and how ties are broken.
         progress: show a progress line; or a function to call with what is done, how far, and how much there is.
-        engine: where lazy states are checked, compared for an exact copy, and measured, see `onebasin.align`. The tests of
-            groups run one after another in this process.
+        engine: where lazy states are checked, compared for an exact copy, scored and measured, see `onebasin.align`. The
+            tests of groups run one after another in this process.
 
     Raises:
         ValueError: before any work is done, if the networks do not fit, hold NaN, or something is missing or out of range.
@@ -195,7 +198,7 @@ def provenance(
     check_choice("kinds", kinds, "permutation", "positive", "all")
     notes = [] if stack is None else [_describe_stack(stack)]
     finished: list[_Comparison] = []
-    with show_progress(progress) as show:
+    with show_progress(progress) as show, engine.meter.reporting(show):
         for shift in range(1 if stack is None else len(stack.many)):
             seen = other if stack is None else _fit_blocks(first, other, stack, shift)
             setting = _prepare(first, seen, example, symmetry, kinds)
@@ -203,6 +206,9 @@ def provenance(
                 replace(setting.problem, seed=seed, progress=show, engine=engine), tolerance, stack, shift
             )
             notes += [note for note in setting.notes if note not in notes]
+            if shift == 0 and comparison.problem.source.is_lazy:
+                engine.check_memory(_estimate_need(comparison.problem))
+                _check_values(a, b, engine)
             comparison.run(look_for_copy=stack is None)
             finished.append(comparison)
     result = _conclude(finished, level, notes, kinds)
@@ -227,9 +233,26 @@ def _check_states(a: Model, b: Model, engine: Engine) -> Stack | None:
     if stack is None:
         check_alike(one, other, "A", "B")
     engine.check_states(states)
-    with engine.broadcast(one, other):
-        check_finite(states, functools.partial(engine.map, stage=CHECKING))
+    if not (one.is_lazy or other.is_lazy):  # those are looked at when it is known that there is memory enough
+        _check_values(a, b, engine)
     return stack
+
+
+def _check_values(a: Model, b: Model, engine: Engine) -> None:
+    """Refuse networks that hold NaN or infinity."""
+    states = {"A": read_state(a), "B": read_state(b)}
+    engine.meter.expect(CHECKING, sum(state.num_bytes for state in states.values()))
+    with engine.broadcast(*states.values()):
+        check_finite(states, functools.partial(engine.map, stage=CHECKING))
+
+
+def _estimate_need(problem: Problem) -> MemoryEstimate:
+    """What a comparison of lazy states holds: the tests of groups in this process, scores and sums in workers."""
+    matching, shapes = estimate_need(problem), problem.target.shapes
+    held = min(HELD_ENTRIES, sum(shapes[key].numel() for key in problem.keys)) * problem.dtype.itemsize
+    # Rows of a pair of tensors and their copies; or tensors of a set of groups before and after a step, and the target's.
+    testing = max(_NUM_ROWS * max(shapes[key].nbytes for key in problem.keys), 3 * held)
+    return replace(matching, driver=int(matching.driver + testing))
 
 
 def _describe_stack(stack: Stack) -> str:
@@ -354,7 +377,8 @@ class _Comparison:
     def _map_sizes(self, moved: State, keys: Sequence[str]) -> list[tuple[float, float]]:
         problem = self.problem
         with problem.held(), problem.engine.broadcast(moved):
-            return list(problem.engine.map(functools.partial(_measure_sizes, moved, problem.target), keys))
+            function = functools.partial(_measure_sizes, moved, problem.target)
+            return list(problem.engine.map(function, keys, MEASURING, lambda key: problem.count_bytes([key])))
 
     def _is_same(self, transform: Transform | None) -> bool:
         """Whether parameters, and statistics of norms, are equal up to rounding."""

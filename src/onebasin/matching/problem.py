@@ -26,6 +26,7 @@ from onebasin.relaxation.hardening import joint_groups
 from onebasin.relaxation.objectives import Objective, WeightDistance, each_tied_once, parameter_keys
 from onebasin.relaxation.plans import plan_shape
 from onebasin.symmetries import Permutation, Symmetry, Transform
+from onebasin.symmetries.layout import names
 from onebasin.tensors.progress import Progress
 from onebasin.tensors.row_blocks import cut_rows
 from onebasin.tensors.states import LazyState, Model, State, StateDict, read_state
@@ -35,6 +36,10 @@ Entry = dict[str, Any]
 """One entry of the history of an alignment."""
 _NUM_COMPARED = 4
 """Batches that hard permutations are compared on."""
+
+
+_MARGIN = 1.1
+"""For what memory allocators do not give back at once."""
 
 
 def ignore(*_: Any) -> None:
@@ -209,17 +214,31 @@ def _read_copy(keys: frozenset[str], target: State, moved: State, key: str) -> T
 
 def estimate_need(problem: Problem) -> MemoryEstimate:
     """What weight matching of lazy states holds at a time: a pair of tensors, and the scores of joint groups."""
-    symmetry, item = problem.symmetry, problem.dtype.itemsize
-    largest = max(problem.target.shapes[key].numel() for key in problem.keys)
-    plans = [
-        sum(math.prod(plan_shape(symmetry, group)) for group in groups) * item for groups in joint_groups(symmetry)
-    ] or [0]
+    symmetry, engine, item = problem.symmetry, problem.engine, problem.dtype.itemsize
+    tensor = item * max(problem.target.shapes[key].numel() for key in problem.keys)
+    plans: dict[bool, int] = {False: 0, True: 0}  # the largest, by whether its scores are a sum over tasks
+    for groups in joint_groups(symmetry):
+        members = {group.name for group in groups}
+        count = sum(1 for key in problem.keys if names(symmetry.layouts[key]) & members)
+        size = item * sum(math.prod(plan_shape(symmetry, group)) for group in groups)
+        plans[count > FAN_IN] = max(plans[count > FAN_IN], size)
+    summed, largest = plans[True], max(plans.values())
     levels = 1 + math.ceil(math.log(max(len(problem.keys), 2), FAN_IN))
-    under_way = problem.engine.most_under_way if problem.engine.is_remote else 0
-    # A pair of tensors in the computing type, the source before it is moved, and what a product or a reading copies.
+    # Weighing a step: a pair of tensors, the next pair, and one that is moved. Scores: their sum, and a product to add.
+    scoring = max(5 * tensor, 4 * tensor + 2 * largest)
+    worker = max(scoring, tensor + _count_assigning(largest, item), 6 * summed if engine.is_remote else 0)
+    on_device = problem.device.type != "cpu"
     return MemoryEstimate(
-        driver=4 * max(plans), worker=5 * largest * item + 4 * max(plans), results=max(plans) * (levels + under_way)
+        driver=_count_assigning(summed, item) if engine.is_remote else 0,
+        worker=int(_MARGIN * (2 * tensor + 3 * summed if on_device else worker)),
+        results=summed * (levels + (engine.most_under_way if engine.is_remote else 0)),
+        device=int(_MARGIN * (5 * tensor + 6 * largest)) if on_device else 0,
     )
+
+
+def _count_assigning(scores: int, item: int) -> int:
+    """What an assignment holds: the scores, and twice the same in float64."""
+    return scores + 2 * scores * 8 // item
 
 
 def split_keys(keys: Sequence[str]) -> list[list[str]]:

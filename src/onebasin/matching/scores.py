@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from onebasin.engines import LOCAL
 from onebasin.engines.clock import spent_on
 from onebasin.engines.work_meter import FLOPS_PER_BYTE, MATCHING
 from onebasin.matching.problem import Problem, split_keys
@@ -110,7 +111,7 @@ def inner_products(problem: Problem, current: State, updates: Sequence[Permutati
 
 
 def _multiply_part(problem: Problem, current: State, updates: Sequence[Permutation], keys: Sequence[str]) -> list[float]:
-    pieces: list[list[Tensor]] = [[] for _ in range(1 + len(updates))]
+    pieces: list[list[float]] = [[] for _ in range(1 + len(updates))]
     with spent_on("score"):
         for key in keys:
             target, own = problem.target[key], current[key]
@@ -137,8 +138,11 @@ def score(
     """
     function = functools.partial(_score_part, problem.bare, source, groups, dtype or problem.dtype)
     size = functools.partial(count_scoring, problem, groups)
-    stage = MATCHING if source.is_lazy else ""
-    scores, exact = problem.engine.reduce(function, split_keys(keys) or [[]], _add_scores, stage, size)
+    if not source.is_lazy:  # what is in memory is scored where it is
+        scores, exact = LOCAL.reduce(function, split_keys(keys) or [[]], _add_scores)
+        return scores, exact
+    with problem.held(), problem.engine.broadcast(source):
+        scores, exact = problem.engine.reduce(function, split_keys(keys) or [[]], _add_scores, MATCHING, size)
     return {name: value.to(problem.device) for name, value in scores.items()}, exact
 
 

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from onebasin.tensors.states import State
+from onebasin.tensors.row_blocks import list_blocks
+from onebasin.tensors.states import LazyState, State
 
 
 def check_alike(first: State, other: State, first_name: str, other_name: str) -> None:
@@ -88,6 +89,9 @@ def check_finite(states: Mapping[str, State], apply_to_all: Map = _map_here) -> 
 
 
 def _sum_up(state: State, key: str) -> Tensor:
+    if isinstance(state, LazyState) and state.has_rows(key):
+        sums = [_widen(state.read_rows(key, *rows)).sum() for rows in list_blocks(state.shapes[key])]
+        return torch.stack(sums).sum()
     return _widen(state[key]).sum()
 
 

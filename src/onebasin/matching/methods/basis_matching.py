@@ -16,7 +16,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from onebasin.engines import LOCAL
 from onebasin.matching.closest_transforms import EQUAL, can_stretch, distance, stretch
 from onebasin.matching.problem import Problem
 from onebasin.matching.scores import has_siblings, inner_product, order_from_anchors, score, touched_keys
@@ -30,7 +29,7 @@ from onebasin.tensors.states import State, StateDict
 _EXPLAINED = 0.5
 """The share of the squares of a tensor that a scale or a matrix may leave to be taken before all its tensors are known."""
 _GAIN, _MAX_ROUNDS = 1e-3, 10
-_HELD_ENTRIES = 10**8
+HELD_ENTRIES = 10**8
 """Of the tensors of a lazy source that are held while a set of groups is decided. More than that are read, and transformed,
 each time anew."""
 
@@ -142,8 +141,7 @@ def sweep_transforms(
     """
     symmetry = with_pairs(problem.symmetry)
     sets = [groups for groups in joint_groups(symmetry) if only is None or any(g.name in only for g in groups)]
-    # Each step needs the one before it, and what is in memory: it is done here.
-    sweeps = _Sweeps(replace(problem, symmetry=symmetry, engine=LOCAL), sets, start, observe)
+    sweeps = _Sweeps(replace(problem, symmetry=symmetry), sets, start, observe)
     is_settled = False
     for number in range(max_sweeps):
         is_settled = sweeps.sweep(number)
@@ -283,7 +281,7 @@ class _Sweeps:
     def _begin(self, keys: list[str]) -> _Step:
         """A step that changes nothing yet, with these tensors in memory unless they are too large for that."""
         current = self.current
-        if current.is_lazy and sum(current.shapes[key].numel() for key in keys) <= _HELD_ENTRIES:
+        if current.is_lazy and sum(current.shapes[key].numel() for key in keys) <= HELD_ENTRIES:
             current = StateDict({key: current[key] for key in keys})
         return _Step(self.total, current, current)
 
