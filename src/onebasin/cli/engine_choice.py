@@ -184,6 +184,11 @@ def list_engine_facts(engine: Engine) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value}
 
 
+def take_timeline(engine: Engine) -> dict[str, Any]:
+    """What a report shows of it. Nothing if the user named no engine."""
+    return {} if engine is LOCAL else {"timeline": engine.timeline}
+
+
 def list_engine_values(engine: Engine) -> dict[str, Any]:
     """The same for programs."""
     if engine is LOCAL:

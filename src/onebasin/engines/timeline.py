@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from onebasin.engines.clock import Span
 
-NUM_INTERVALS = 240
+NUM_INTERVALS = 128
 _FIRST_WIDTH = 0.05
 MAX_WORKERS = 64
 """Workers with a row of their own. Those that come later share one: on a cluster, workers that die get successors."""

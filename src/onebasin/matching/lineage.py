@@ -26,7 +26,7 @@ from onebasin.matching.copies import find_copy
 from onebasin.matching.kinship import Evidence, compare_order, compare_residuals
 from onebasin.matching.layer_stacks import Stack, find_stack
 from onebasin.matching.methods.base import check_choice, check_count
-from onebasin.matching.methods.basis_matching import HELD_ENTRIES, sweep_transforms
+from onebasin.matching.methods.basis_matching import sweep_transforms
 from onebasin.matching.problem import Problem, estimate_need, make_problem
 from onebasin.matching.scores import touched_keys
 from onebasin.relaxation.objectives import WeightDistance
@@ -44,6 +44,8 @@ TESTS = ("order", "residual")
 _DOUBTFUL = 1e-3
 """Above this p-value networks are called independent."""
 _MAX_SWEEPS = 10
+_HELD_ENTRIES = 10**8
+"""Of the tensors that are held while a set of groups is decided, at most."""
 _NUM_ROWS = 4.5
 """Copies of a tensor that the tests of a group hold, as measured."""
 
@@ -249,7 +251,7 @@ def _check_values(a: Model, b: Model, engine: Engine) -> None:
 def _estimate_need(problem: Problem) -> MemoryEstimate:
     """What a comparison of lazy states holds: the tests of groups in this process, scores and sums in workers."""
     matching, shapes = estimate_need(problem), problem.target.shapes
-    held = min(HELD_ENTRIES, sum(shapes[key].numel() for key in problem.keys)) * problem.dtype.itemsize
+    held = min(_HELD_ENTRIES, sum(shapes[key].numel() for key in problem.keys)) * problem.dtype.itemsize
     # Rows of a pair of tensors and their copies; or tensors of a set of groups before and after a step, and the target's.
     testing = max(_NUM_ROWS * max(shapes[key].nbytes for key in problem.keys), 3 * held)
     return replace(matching, driver=int(matching.driver + testing))

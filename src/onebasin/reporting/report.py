@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onebasin.engines.timeline import Timeline
 from onebasin.landscape.paths import LinearPath
 from onebasin.matching.alignment import Alignment
 from onebasin.matching.kinship import Evidence
@@ -19,6 +20,7 @@ from onebasin.plots import history_series, plot_history, plot_path
 from onebasin.plots.style import line_style
 from onebasin.reporting import markup
 from onebasin.reporting.figures import matrix_png, themed_svg
+from onebasin.reporting.timeline_section import render_timeline
 from onebasin.symmetries import Group, Permutation, Symmetry
 from onebasin.symmetries.describe import pin_reasons, places
 from onebasin.symmetries.layout import Factor, Product
@@ -47,6 +49,7 @@ class Report:
         distances: for each aligned model, by name, its distance from the target in each layer.
         ends: what the two ends of every path are called.
         evidence: of tests on groups of units, shown as a table.
+        timeline: where the time of workers went, shown as a row for each.
 
     >>> import torch
     >>> from torch import nn
@@ -70,6 +73,7 @@ class Report:
     distances: Mapping[str, Mapping[str, LayerDistance]] = field(default_factory=dict)
     ends: tuple[str, str] = ("A", "B")
     evidence: Sequence[Evidence] = ()
+    timeline: Timeline | None = None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the HTML file, whole or not at all."""
@@ -98,6 +102,7 @@ def render(report: Report) -> str:
         *(_render_distances(name, distances) for name, distances in report.distances.items()),
         _render_groups(symmetry, permutations),
         _render_pins(symmetry),
+        render_timeline(report.timeline),
     ]
     style = resources.files("onebasin.reporting").joinpath("report.css").read_text(encoding="utf-8")
     command = f"<pre><code>{markup.escape(report.command)}</code></pre>" if report.command else ""

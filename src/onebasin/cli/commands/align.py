@@ -23,6 +23,7 @@ from onebasin.cli.engine_choice import (
     list_engine_values,
     may_replace,
     open_journal,
+    take_timeline,
 )
 from onebasin.cli.line_evaluation import LineEvaluator, list_numbers
 from onebasin.cli.run_record import RunRecord, record_run
@@ -165,6 +166,7 @@ def align(
     title, cost_is = f"{model.name} aligned to {target.name}", outputs.describe_cost(objective)
     facts = {"target (A)": target, "model (B)": model, "written": out, "cost is the": cost_is}
     parts = {"symmetry": element.symmetry, "alignment": result, "paths": paths, "distances": distances}
+    parts |= take_timeline(running)
     outputs.save_report(report, title, facts | list_engine_facts(running), record, **parts)
     finish_journal(running)
     output.show_facts({

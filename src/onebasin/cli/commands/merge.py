@@ -25,6 +25,7 @@ from onebasin.cli.engine_choice import (
     list_engine_values,
     may_replace,
     open_journal,
+    take_timeline,
 )
 from onebasin.cli.line_evaluation import LineEvaluator, list_numbers
 from onebasin.cli.mergekit import MergekitMethod, MergekitRun
@@ -227,6 +228,7 @@ def merge(
     outputs.save_report(
         report, f"Merge of {', '.join(found.names)}", shown, record, symmetry=models.symmetry, permutations=found.moved,
         paths=curves, averages=averages, distances=distances, ends=("A", "B") if len(paths) == 2 else ("start", "end"),
+        **take_timeline(running),
     )  # fmt: skip
     if then is not None:
         run = MergekitRun(

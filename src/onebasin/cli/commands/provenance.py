@@ -14,7 +14,7 @@ import onebasin as ob
 from onebasin.checkpoints import Checkpoint
 from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output, escape_controls
-from onebasin.cli.engine_choice import choose_engine, list_engine_facts, list_engine_values
+from onebasin.cli.engine_choice import choose_engine, list_engine_facts, list_engine_values, take_timeline
 from onebasin.cli.run_record import record_run
 from onebasin.matching.layer_stacks import find_stack
 
@@ -86,7 +86,8 @@ def provenance(
     if spent := list_engine_facts(running):
         output.show_facts(spent)
     facts = {**spent, "A": a, "B": b, "answer": found.answer, "notes": " ".join(found.notes)}
-    outputs.save_report(report, f"Do {a.name} and {b.name} belong together?", facts, record, evidence=found.evidence)
+    outputs.save_report(report, f"Do {a.name} and {b.name} belong together?", facts, record, evidence=found.evidence,
+                        **take_timeline(running))  # fmt: skip
     if report is not None:
         output.show(f"wrote {report}")
     output.finish({

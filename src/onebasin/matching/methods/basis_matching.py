@@ -29,7 +29,7 @@ from onebasin.tensors.states import State, StateDict
 _EXPLAINED = 0.5
 """The share of the squares of a tensor that a scale or a matrix may leave to be taken before all its tensors are known."""
 _GAIN, _MAX_ROUNDS = 1e-3, 10
-HELD_ENTRIES = 10**8
+_HELD_ENTRIES = 10**8
 """Of the tensors of a lazy source that are held while a set of groups is decided. More than that are read, and transformed,
 each time anew."""
 
@@ -281,7 +281,7 @@ class _Sweeps:
     def _begin(self, keys: list[str]) -> _Step:
         """A step that changes nothing yet, with these tensors in memory unless they are too large for that."""
         current = self.current
-        if current.is_lazy and sum(current.shapes[key].numel() for key in keys) <= HELD_ENTRIES:
+        if current.is_lazy and sum(current.shapes[key].numel() for key in keys) <= _HELD_ENTRIES:
             current = StateDict({key: current[key] for key in keys})
         return _Step(self.total, current, current)
 
