@@ -259,7 +259,7 @@ class Engine(ABC):
         """Count what this process does inside, beside its workers: not the time it waits for them."""
         with recording() as spans:
             yield
-        self.record(DRIVER, [span for span in spans if span.what not in ("wait", "other")])
+        self.record(DRIVER, [span for span in spans if span.what != "other"])
 
     def close(self) -> None:
         """End the workers."""

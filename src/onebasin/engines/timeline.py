@@ -33,9 +33,9 @@ class Timeline:
         self._rows: dict[str, dict[str, list[float]]] = {}
 
     def add(self, worker: str, spans: Iterable[Span]) -> None:
-        """Take spans of a worker."""
+        """Take spans of a worker; waiting is no work."""
         row = self._rows.get(worker)
-        for span in spans:
+        for span in (each for each in spans if each.what != "wait"):
             if row is None:
                 name = worker if len(self._rows) < MAX_WORKERS else _OTHERS
                 row = self._rows.setdefault(name, {})
