@@ -72,6 +72,7 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
                     hidden = f", {layers} hidden layer{'s' if layers > 1 else ''}" if benchmark == "mnist" else ""
                     parts += [f"## {title}{hidden}: {about}", _table(rows, benchmark)]
         parts += _difference_table(good, benchmark, title)
+        parts += _front_table(good, benchmark, title)
         parts += _tuning_table(good, benchmark, title) + _cost_table(good, benchmark, title)
     seconds = sum(record["seconds"] for record in good)
     parts.append(f"{len(good)} trials, {seconds:.0f} s in all, several of them at a time; {_describe_machines(good)}.")
@@ -81,6 +82,7 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "continual.md", lambda file: _write(file, text))
     _draw_curves(good, folder)
+    _draw_fronts(good, folder)
 
 
 def drop_superseded(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -189,6 +191,48 @@ def _table(rows: dict[str, dict[int, Run]], benchmark: str) -> str:
     return markdown(header, lines)
 
 
+PUBLISHED = {
+    "mnist": {"the paper": (78.14, 0.12), "MC-SGD, published": (82.3, 0.08)},
+    "cifar": {"the paper": (51.34, 0.07), "MC-SGD, published": (63.3, 0.06)},
+}
+"""Accuracy in percent and forgetting, beside the fronts."""
+
+
+def _fronts(records: Iterable[dict[str, Any]], benchmark: str) -> dict[str, dict[str, Any]]:
+    """The results of the stage "front" by row."""
+    found = (r for r in records if (r["config"]["stage"], r["config"]["benchmark"]) == ("front", benchmark))
+    return {record["config"]["row"]: record["result"] for record in found}
+
+
+def _front_table(records: list[dict[str, Any]], benchmark: str, title: str) -> list[str]:
+    """For each strategy the best setting, and the best of those that forgot little on validation data, on test data."""
+    fronts, lines = _fronts(records, benchmark), []
+    peer = {run["seed"]: run for run in fronts.get("DER++", {}).get("runs", ())}
+    for row, result in fronts.items():
+        points = [("best accuracy", result["runs"])]
+        points += [(f"forgets at most {point['limit']}", point["runs"]) for point in result["front"]]
+        for chosen, runs in points:
+            accuracy, forgetting, _ = scores(runs)
+            difference = str(compare({run["seed"]: run for run in runs}, peer)) if peer and row != "DER++" else ""
+            numbers = [f"{v.mean():.{d}f} ± {_deviation(v):.{d}f}" for v, d in ((accuracy, 2), (forgetting, 3))]
+            lines.append([row, chosen, *numbers, difference, f"`{json.dumps(runs[0]['variant'])}`"])
+    header = ["", "chosen on validation data", "accuracy %", "forgetting", "difference to DER++ at its best", "setting"]
+    return [f"## {title}: accuracy against forgetting", markdown(header, lines)] if lines else []
+
+
+def find_front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Of points (accuracy, forgetting) those that no other one is ahead of in both, by rising forgetting.
+
+    >>> find_front([(0.5, 0.1), (0.6, 0.2), (0.4, 0.15)])
+    [(0.5, 0.1), (0.6, 0.2)]
+    """
+    front: list[tuple[float, float]] = []
+    for accuracy, forgetting in sorted(points, key=lambda point: (point[1], -point[0])):
+        if not front or accuracy > front[-1][0]:
+            front.append((accuracy, forgetting))
+    return front
+
+
 def _tuning_table(records: list[dict[str, Any]], benchmark: str, title: str) -> list[str]:
     """For each strategy what was chosen, and by how much."""
     lines = []
@@ -268,7 +312,7 @@ def _draw_curves(records: list[dict[str, Any]], folder: Path) -> None:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
 
-        from onebasin.plots import COLORS
+        from onebasin.plots.style import COLORS
     except ImportError:
         print("for pictures: pip install 'onebasin[plots]'")
         return
@@ -290,3 +334,31 @@ def _draw_curves(records: list[dict[str, Any]], folder: Path) -> None:
         ax.spines[["top", "right"]].set_visible(False)
         ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
         figure.savefig(folder / f"continual-{benchmark}.svg")
+
+
+def _draw_fronts(records: list[dict[str, Any]], folder: Path) -> None:
+    """Accuracy against forgetting: on validation data the front of each strategy, on test data what was chosen."""
+    fronts = {benchmark: found for benchmark in BENCHMARKS if (found := _fronts(records, benchmark))}
+    if not fronts:
+        return
+    from matplotlib.figure import Figure
+
+    from onebasin.plots.style import COLORS
+
+    figure = Figure(figsize=(5.6 * len(fronts), 4.2), layout="constrained")
+    for ax, (benchmark, found) in zip(figure.subplots(1, len(fronts), squeeze=False)[0], fronts.items(), strict=True):
+        for color, (row, result) in zip(COLORS, found.items(), strict=False):
+            matrices = [AccuracyMatrix(run["rows"]) for run in result["tuning"]]
+            front = find_front((100 * matrix.average, matrix.forgetting) for matrix in matrices)
+            ax.plot([f for _, f in front], [a for a, _ in front], "--", color=color, linewidth=1, alpha=0.6)
+            for runs in (result["runs"], *(point["runs"] for point in result["front"])):
+                accuracy, forgetting, _ = scores(runs)
+                spread = {"xerr": _deviation(forgetting), "yerr": _deviation(accuracy)}
+                label = row if runs is result["runs"] else None
+                ax.errorbar(forgetting.mean(), accuracy.mean(), **spread, fmt="o", color=color, label=label, capsize=2)
+        for marker, (name, (accuracy, forgetting)) in zip("*D", PUBLISHED[benchmark].items(), strict=True):
+            ax.plot(forgetting, accuracy, marker, color="black", markersize=9, label=name)
+        ax.set(xlabel="forgetting", ylabel="accuracy, %", title=BENCHMARKS[benchmark])
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.legend(frameon=False, fontsize=8)
+    figure.savefig(folder / "continual-front.svg")
