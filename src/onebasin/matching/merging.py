@@ -49,7 +49,7 @@ def merge(
     reference: Reference = "first",
     max_rounds: int = 10,
     seed: int = 0,
-    on_aligned: Callable[[list[Any]], None] | None = None,
+    on_aligned: Callable[[Sequence[Permutation | Transform]], None] | None = None,
     on_result: Callable[[int, Alignment[Any]], None] | None = None,
     init: Start | Sequence[Start] = None,
     layer_weights: Mapping[str, Sequence[float]] | None = None,
@@ -183,15 +183,16 @@ def merge(
         [results[0].target, *(result.model for result in results)],
         [symmetry.identity(), *(result.permutation for result in results)],
     )
-    elements: list[Any] = frame.permutations
+    elements: Sequence[Permutation | Transform] = frame.permutations
+    transforms: list[Transform] = []
     if symmetry.scales or symmetry.bases:
         first = results[0].target_transform or Transform(symmetry.identity(), {})
-        elements = [first, *(result.transform for result in results)]
+        elements = transforms = [first, *(result.transform for result in results)]
     if reference == "mean" and len(models) > 2:
         frame.align_to_means(shares, max_rounds, seed, align_again)
     elif reference == "common" and len(models) > 2 and (symmetry.scales or symmetry.bases):
         with show_progress(options.get("progress", False)) as report, seeded(seed, read_state(models[0]).device):
-            frame.learn_together(elements, call, symmetry, options.get("scaling") or Scaling(), report)
+            frame.learn_together(transforms, call, symmetry, options.get("scaling") or Scaling(), report)
     elif reference == "common" and len(models) > 2:
         with show_progress(options.get("progress", False)) as report:
             frame.align_all(shares, symmetry.restrict(call.groups), report)

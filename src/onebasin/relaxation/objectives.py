@@ -22,7 +22,7 @@ from onebasin.torch_internals import BatchNorm
 
 Params = Mapping[str, Any]
 Loss = Callable[[Any, Any], Tensor]
-Function = Callable[[dict[str, Any], dict[str, Any], Any], Tensor]
+Function = Callable[[dict[str, Tensor], dict[str, Tensor], Any], Tensor]
 """A cost of the permuted parameters beside those of the target, and a batch of the data."""
 
 

@@ -23,6 +23,7 @@ from onebasin.cli.run_record import RunRecord, record_run
 from onebasin.cli.saved_elements import place_elements
 from onebasin.landscape.calibration import DATA_FREE
 from onebasin.matching.merging import Reference
+from onebasin.matching.problem import Entry
 from onebasin.matching.recommendation import AUTO
 from onebasin.reporting.model_card import Ingredient, ModelCard
 from onebasin.tensors.distances import LayerDistance, find_layer_distances
@@ -269,7 +270,7 @@ class _Alignments:
         return ", ".join(dict.fromkeys(result.method for _, result in self.results))
 
     @property
-    def history(self) -> list[dict[str, Any]]:
+    def history(self) -> list[Entry]:
         return [entry for _, result in self.results for entry in result.history]
 
     def list_facts(self, shares: Sequence[float], measured: Mapping[str, float]) -> dict[str, Any]:
