@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import doctest
 import importlib
 import inspect
 import json
@@ -37,6 +38,28 @@ def test_every_public_object_has_an_example(module, name):
     """`test_doctests` runs it."""
     described = inspect.getdoc(getattr(importlib.import_module(module), name)) or ""
     assert (">>> " in described) == (name != "UnreachedWarning")
+
+
+def find_examples():
+    """The docstrings with examples of all public objects and of their members."""
+    for module, name in PUBLIC:
+        thing = getattr(importlib.import_module(module), name)
+        yield name, thing
+        if inspect.isclass(thing):
+            members = ((key, inspect.unwrap(getattr(value, "__func__", value))) for key, value in vars(thing).items())
+            yield from ((f"{name}.{key}", value) for key, value in members if not key.startswith("_"))
+
+
+EXAMPLES = {name: text for name, thing in find_examples() if ">>> " in (text := inspect.getdoc(thing) or "")}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs_alone(name):
+    """With what it imports itself, as a reader of its page pastes it."""
+    example = doctest.DocTestParser().get_doctest(EXAMPLES[name], {}, name, None, 0)
+    said: list[str] = []
+    result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=said.append)
+    assert result.failed == 0, "".join(said)
 
 
 def test_pictures_are_shown_and_come_from_code_or_have_a_record():

@@ -132,13 +132,12 @@ def write_checkpoint(
 
     >>> import tempfile, torch
     >>> from pathlib import Path
-    >>> from onebasin.cli.digits_demo import make_mlp
-    >>> folder = Path(tempfile.mkdtemp())
     >>> from onebasin.checkpoints import open_checkpoint, write_checkpoint
-    >>> torch.save(make_mlp().state_dict(), folder / "a.pt")
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> torch.save(torch.nn.Linear(4, 2).state_dict(), folder / "a.pt")
     >>> a = open_checkpoint(folder / "a.pt")
     >>> write_checkpoint(folder / "half.safetensors", a.map(lambda key, value: value / 2), like=a)
-    >>> torch.equal(open_checkpoint(folder / "half.safetensors")["1.bias"], a["1.bias"] / 2)
+    >>> torch.equal(open_checkpoint(folder / "half.safetensors")["bias"], a["bias"] / 2)
     True
     """
     check_output(path, like, force, further=[*(beside or {}), *further], dtype=dtype)

@@ -54,6 +54,7 @@ class AccuracyMatrix:
     Attributes:
         rows: a[t][i], from 0 to 1.
 
+    >>> from onebasin.continual import AccuracyMatrix
     >>> matrix = AccuracyMatrix([[0.9], [0.95, 0.8], [0.7, 0.6, 0.9]])
     >>> f"{matrix.average:.3f} {matrix.forgetting:.3f} {matrix.drop:.3f} {matrix.backward_transfer:.3f}"
     '0.733 0.225 0.200 -0.200'

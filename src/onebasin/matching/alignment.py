@@ -183,7 +183,9 @@ def align(
         ValueError: before any work is done, if the two do not fit, hold NaN, or something is missing or out of range.
         TypeError: likewise, for an option that the method does not have, or data that is no data.
 
+    >>> import copy
     >>> import torch
+    >>> from torch import nn
     >>> import onebasin as ob
     >>> mlp = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     >>> x = torch.zeros(1, 4)

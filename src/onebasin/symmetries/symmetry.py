@@ -72,7 +72,8 @@ class Symmetry(Structure):
             free: the names that may be permuted; ``"d[h]"`` is a family, one permutation of d for each h.
             model: gives the sizes. Without it the symmetry learns them from the first model it meets.
 
-        >>> Symmetry.from_axes({"fc1.weight": "h i", "fc2.weight": "o (h 49)"}, free=["h"]).groups["h"].parents
+        >>> import onebasin as ob
+        >>> ob.Symmetry.from_axes({"fc1.weight": "h i", "fc2.weight": "o (h 49)"}, free=["h"]).groups["h"].parents
         ()
         """
         layouts = {key: parse(pattern) for key, pattern in axes.items()}

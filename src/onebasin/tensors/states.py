@@ -132,6 +132,8 @@ class LazyState(State):
         read: from a key to its tensor.
         device: where the tensors are when they have been read.
 
+    >>> import torch
+    >>> from onebasin.tensors import LazyState
     >>> ones = LazyState({"w": torch.empty(2, device="meta")}, lambda key: torch.ones(2))
     >>> ones.map(lambda key, value: 2 * value)["w"]
     tensor([2., 2.])
