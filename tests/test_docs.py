@@ -120,6 +120,18 @@ def test_versions_of_the_site_are_listed_newest_first(tmp_path):
     assert 'url=1.0.0/index.html"' in (tmp_path / "index.html").read_text()
 
 
+def test_dead_links_of_a_site_are_found(tmp_path):
+    find_dead_links = runpy.run_path(str(DOCS / "check_links.py"))["find_dead_links"]
+    site = tmp_path / "1.0.0"
+    (site / "pictures").mkdir(parents=True)
+    (site / "pictures" / "a.svg").touch()
+    links = ["b.html#there", "#here", "pictures/a.svg", "../", "https://example.org/nowhere"]
+    dead = ["b.html#missing", "c.html", "#gone", "pictures/b.svg", "../2.0.0/index.html"]
+    (site / "a.html").write_text("".join(f'<a href="{link}"></a><p id="here">' for link in links + dead))
+    (site / "b.html").write_text('<p id="there"><img src="pictures/a.svg"></p>')
+    assert sorted(find_dead_links(site)) == sorted(f"a.html: {link}" for link in dead)
+
+
 def test_a_site_without_a_version_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"such as 1\.0\.0"):
         runpy.run_path(str(DOCS / "list_versions.py"))["list_versions"](tmp_path)
