@@ -164,7 +164,7 @@ def floors_of(records: Sequence[Record], axis: str, quantity: str) -> dict[str, 
 
 
 def describe(records: Sequence[Record], axis: str) -> str:
-    """A table: seconds a size, fitted exponents of time and memory, and memory at the largest size."""
+    """A table: seconds per size, fitted exponents of time and memory, and memory at the largest size."""
     sizes = sorted({record["size"] for record in records if record["axis"] == axis})
     lines = [f"| {axis} | " + " | ".join(map(str, sizes)) + " | time grows as | memory | grows as |"]
     lines.append("|---" * (len(sizes) + 4) + "|")

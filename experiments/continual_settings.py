@@ -116,7 +116,7 @@ _CIFAR_RESIDUALS = [
         (0.05, None, 1e-3, 50),
     )
 ]
-# With the answers kept: a lighter hand, since they too hold the network.
+# With stored outputs: less decay, since they too hold the network.
 _MNIST_RECALLS = [
     {"recall": recall, "clip": clip, "decay": decay, "weighting": "equal"}
     for recall in (0.5, 1.0)

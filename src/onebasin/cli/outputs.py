@@ -38,7 +38,7 @@ from onebasin.tracing import Kinds
 
 _COSTS = {
     "weight-distance": "squared distance of the weights",
-    "midpoint": "loss half way between the networks",
+    "midpoint": "loss at the midpoint between the networks",
     "random-point": "mean loss at points between the networks",
 }
 

@@ -80,7 +80,7 @@ class LinearPath:
         middle = min(range(len(self.weights)), key=lambda i: abs(self.weights[i] - 0.5))
         numbers = {"barrier": self.barrier, "AUC": self.auc}
         for name, values in self.metrics.items():
-            numbers |= {f"{name} at A": values[0], f"{name} half way": values[middle], f"{name} at B": values[-1]}
+            numbers |= {f"{name} at A": values[0], f"{name} at the midpoint": values[middle], f"{name} at B": values[-1]}
         return html_table([(name, f"{value:.4g}") for name, value in numbers.items()])
 
     def plot(self, ax: Axes | None = None, label: str | None = None) -> Axes:

@@ -192,11 +192,11 @@ def _render_paths(paths: dict[str, LinearPath], averages: Mapping[str, Mapping[s
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1], [ends[0], "0.25", "0.5", "0.75", ends[1]])
         axes.set_ylabel("")  # matplotlib might read the user's word as mathematics; the caption has it
         plots.append(markup.figure(metric, themed_svg(figure, f"{metric} on the line between the models")))
-    half_way = [f"{metric} half way" for metric in metrics]
-    header = ["", "path", *half_way, "barrier", "AUC", f"loss at {ends[0]}", f"loss at {ends[1]}"]
+    midpoints = [f"{metric} at the midpoint" for metric in metrics]
+    header = ["", "path", *midpoints, "barrier", "AUC", f"loss at {ends[0]}", f"loss at {ends[1]}"]
     rows = []
     for number, (name, path) in enumerate(paths.items()):
-        values = [*(_value_half_way(path, metric) for metric in metrics), path.barrier, path.auc, path.losses[0]]
+        values = [*(_value_at_midpoint(path, metric) for metric in metrics), path.barrier, path.auc, path.losses[0]]
         rows.append([markup.swatch(number, count), markup.escape(name), *map(markup.number, [*values, path.losses[-1]])])
     table = markup.table(header, rows, ["swatch", "name", *["number"] * (len(header) - 2)])
     note = f"Models at equal steps on the straight line from {ends[0]} to {ends[1]}. The barrier is how far the loss rises, "
@@ -306,7 +306,7 @@ def _num_moved(sources: Tensor) -> int:
     return int((sources != torch.arange(len(sources))).sum())
 
 
-def _value_half_way(path: LinearPath, metric: str) -> float:
+def _value_at_midpoint(path: LinearPath, metric: str) -> float:
     nearest = min(range(len(path.weights)), key=lambda i: abs(path.weights[i] - 0.5))
     return path.metrics[metric][nearest]
 

@@ -41,7 +41,7 @@ def test_align_with_data(onebasin, folder):
     [
         ((), "squared distance of the weights"),
         (("--objective", "weight-distance"), "squared distance of the weights"),
-        (("--objective", "midpoint"), "loss half way between the networks"),
+        (("--objective", "midpoint"), "loss at the midpoint between the networks"),
         (("--objective", "random-point"), "mean loss at points between the networks"),
     ],
 )
