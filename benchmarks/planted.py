@@ -91,9 +91,8 @@ def main() -> None:
         for hidden in (2, 4, 8, 16):
             cell = [r for r in records if r["task"] == task and r["hidden"] == hidden]
             counts = "".join(f"{sum(r[m]['exact'] for r in cell):>10} of {len(cell):<4}" for m in methods)
-            print(
-                f"{'random' if task == 'Rnd' else task:6}{hidden:>3} hidden{counts}{max(r['sinkhorn']['steps'] for r in cell):>10}"
-            )
+            name, steps = "random" if task == "Rnd" else task, max(r["sinkhorn"]["steps"] for r in cell)
+            print(f"{name:6}{hidden:>3} hidden{counts}{steps:>10}")
     for label, chosen in (("2-8 hidden", (2, 4, 8)), ("all", (2, 4, 8, 16))):
         cell = [r for r in records if r["hidden"] in chosen]
         print(f"{label:15}" + "".join(f"{sum(r[m]['exact'] for r in cell):>10} of {len(cell):<4}" for m in methods))
