@@ -42,10 +42,10 @@ NAVIGATION = {
         "symmetry",
         "howto/hand-written-symmetries",
     ],
-    "I study loss landscapes": ["method", "sinkhorn", "reproduction", "performance"],
+    "I study loss landscapes": ["howto/loss-landscapes", "method", "sinkhorn", "reproduction", "performance"],
     "I do continual or federated learning": ["howto/continual-learning", "howto/federated-averaging", "continual"],
     "Look up": ["reference/index", "coverage", "howto/add-a-rule"],
-    "Appendix": ["alignment-notes", "reproduction-notes", "continual-notes", "performance-notes", "growth"],
+    "Appendix": ["alignment-notes", "reproduction-notes", "deep-notes", "continual-notes", "performance-notes", "growth"],
 }
 
 project = "onebasin"
