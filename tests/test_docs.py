@@ -8,6 +8,7 @@ import inspect
 import json
 import re
 import runpy
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -72,6 +73,19 @@ def test_pictures_are_shown_and_come_from_code_or_have_a_record():
     assert not recorded & drawn
     assert recorded | drawn == {name for name in pictures if name.endswith(".svg")}
     assert all(entry["commit"] and entry["numbers"] for entry in record.values())
+
+
+def test_pages_quote_the_coverage_that_was_recorded():
+    """`make coverage` writes its own page; these two quote it."""
+    records = json.loads((DOCS / "coverage.json").read_text(encoding="utf-8"))["records"]
+    verdicts = Counter(record["verdict"] for record in records if record["verdict"] != "not made")
+    others = sum(verdicts.values()) - verdicts["right"] - verdicts["refused"]
+    assert not verdicts.keys() - {"right", "refused", "not checked", "not finished"}
+    for page in (DOCS / "symmetry.md", DOCS.parent / "README.md"):
+        text = page.read_text(encoding="utf-8")
+        for quoted in (f"{sum(verdicts.values())} real", f"{verdicts['right']} are", f"{verdicts['refused']} are refused"):
+            assert quoted in text, f"{page.name} should say: {quoted}"
+        assert not others or f"{others} were not" in text, f"{page.name} should say that {others} were not checked to the end"
 
 
 BEGINNING, *USES = re.findall(r"```python\n(.*?)```", (DOCS / "gallery.md").read_text(encoding="utf-8"), flags=re.DOTALL)

@@ -19,7 +19,7 @@ from onebasin.tracing.rules import RULES
 ROOT = Path(__file__).parent.parent
 GENERATED = ROOT / "docs" / "reference"  # by `make docs`, for the site alone
 DOCS = [page for page in sorted((ROOT / "docs").rglob("*.md")) if GENERATED not in page.parents]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *DOCS]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *DOCS]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 BLOCKS = re.compile(r"```python\n(.*?)```\n+(?:```text\n(.*?)```)?", flags=re.DOTALL)
 
