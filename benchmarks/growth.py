@@ -113,7 +113,7 @@ def measure_rebasin(axis: str, size: int, device: str) -> Record:
 
 
 def work(curve: str, axis: str, device: str, sizes: Sequence[int]) -> None:
-    """A worker: a line a size."""
+    """A worker: a line per size."""
     warnings.simplefilter("ignore")
     for size in sizes:
         with contextlib.redirect_stdout(io.StringIO()):

@@ -79,12 +79,11 @@ def draw_lines() -> Numbers:
     }
     models = {name: ob.align(b, to=a, symmetry=symmetry, **arguments).model for name, arguments in runs.items()}
     paths = {name: ob.linear_path(a, model, evaluate) for name, model in {"as they are": b, **models}.items()}
-    figure = Figure(figsize=(10, 3.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    plot_paths(paths, left)
-    plot_paths(paths, right, metric="accuracy")
-    left.get_legend().remove()  # type: ignore[union-attr]
-    right.legend(frameon=False, handlelength=2.6, loc="upper left", bbox_to_anchor=(1, 1))
+    figure = Figure(figsize=(9, 3.5), layout="constrained")
+    panels = figure.subplots(1, 2)
+    for axes, metric in zip(panels, ("loss", "accuracy"), strict=True):
+        plot_paths(paths, axes, metric=metric).get_legend().remove()  # type: ignore[union-attr]
+    figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, handlelength=2.6, loc="outside upper center", ncols=3)
     save(figure, "lines")
     return describe(paths)
 
