@@ -85,7 +85,7 @@ def test_pages_quote_the_coverage_that_was_recorded():
         text = page.read_text(encoding="utf-8")
         for quoted in (f"{sum(verdicts.values())} real", f"{verdicts['right']} are", f"{verdicts['refused']} are refused"):
             assert quoted in text, f"{page.name} should say: {quoted}"
-        assert not others or f"{others} were not" in text, f"{page.name} should say that {others} were not checked to the end"
+        assert not others or f"{others} were not" in text, f"{page.name} should say: {others} were not checked to the end"
 
 
 BEGINNING, *USES = re.findall(r"```python\n(.*?)```", (DOCS / "gallery.md").read_text(encoding="utf-8"), flags=re.DOTALL)

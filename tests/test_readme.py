@@ -1,4 +1,4 @@
-"""The code blocks of the README and the docs are run, one after the other in one namespace per page, and their links followed.
+"""The code blocks of the README and the docs are run, in order and in one namespace per page, and their links followed.
 
 A block of text right after a block of Python is what it prints. Machines round differently, so numbers are not compared, nor
 is white space. A page that needs a library which is not ours to need says so: ``<!-- needs: name -->``.

@@ -1,4 +1,4 @@
-"""The first look: a permuted copy is found by its fingerprints, and nothing else is taken for one."""
+"""Copy detection: a permuted copy is found by its fingerprints, and nothing else is taken for one."""
 
 import copy
 
