@@ -126,7 +126,7 @@ def measure_together(line: dict[str, Any], pairs: int, steps: int, evaluate: Eva
             moved.load_state_dict(learn_together(a, b, start, line, steps, rate).apply(b))
             path = ob.linear_path(a, moved, evaluate, num_points=11)
             found.append((path.barrier, path.metrics["accuracy"][5]))
-    print("| rate of the logits | test barrier, each pair | mean | accuracy half way |\n|---|---|---|---|")
+    print("| rate of the logits | test barrier, each pair | mean | accuracy at the midpoint |\n|---|---|---|---|")
     for rate, found in rows.items():
         barriers, middles = zip(*found, strict=True)
         each, middle = ", ".join(f"{x:.3f}" for x in barriers), ", ".join(f"{x:.1%}" for x in middles)

@@ -55,7 +55,7 @@ def test_a_full_move_is_a_permutation_and_leaves_the_function_alone(mlp, symmetr
 
 
 @pytest.mark.parametrize("kinds", ["positive", "all"])
-def test_scales_are_learnt_beside_the_plans_and_leave_the_function_alone(mlp, kinds):
+def test_scales_are_learned_beside_the_plans_and_leave_the_function_alone(mlp, kinds):
     symmetry = ob.symmetry(mlp, torch.rand(2, 6), kinds=kinds)
     assert symmetry.scales
     strategy = RebasinStrategy(mlp.double(), symmetry, alpha=0, residual=False, mass=0.9, **TRAINING)

@@ -35,7 +35,7 @@ class RebasinStrategy(Strategy):
     Args:
         model: Where to start.
         symmetry: Of the model, from `onebasin.symmetry`. The scales and bases of one that was traced with
-            ``kinds="positive"`` or ``"all"`` are learnt beside the plans, and are part of pi. The paper has permutations.
+            ``kinds="positive"`` or ``"all"`` are learned beside the plans, and are part of pi. The paper has permutations.
         loss: ``loss(output, target)``.
         alpha: Weight of theta in the fusion.
         fusion: "code": theta' = alpha theta + (1 - alpha) pi(theta) + delta, as in the authors' code; "paper": alpha and
