@@ -39,6 +39,8 @@ METHODS = {
     "synthetic+scales": "activation matching on synthetic images, then scales (no data)",
     "drawn": "activation matching on drawn images (no data)",
     "drawn+scales": "activation matching on drawn images, then scales (no data)",
+    "drawn-wm+scales": "weight matching, then scales on drawn images (no data)",
+    "drawn-l2+scales": "Sinkhorn L2, then scales on drawn images (no data)",
 }
 PUBLISHED = {
     "vgg11": "84.9 (REPAIR)",
@@ -138,6 +140,8 @@ def _align(
         "am": {"method": ob.ActivationMatching(num_batches=20), "data": shuffled},
         "synthetic": {"method": ob.ActivationMatching(), "data": shuffled},
         "drawn": {"method": ob.ActivationMatching(num_batches=20), "data": shuffled},
+        "drawn-wm": {"method": "weight-matching"},
+        "drawn-l2": {"method": "sinkhorn"},
     }[first]
     found = ob.align(source, to=target, symmetry=replace(symmetry, scales={}), **start)
     if not then:

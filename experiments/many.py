@@ -42,7 +42,7 @@ def configs(quick: bool) -> list[dict[str, Any]]:
         for order in orders[: 1 if quick else 3]
         for matching in (("wm",) if quick else MATCHINGS)
         for reference in REFERENCES
-        if reference == "first" or matching != "am+scales"
+        if reference != "mean" or matching != "am+scales"
     ]
 
 
