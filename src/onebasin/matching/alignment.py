@@ -134,6 +134,7 @@ def align(
     init: Permutation | Transform | MethodName | Method | None = None,
     groups: Iterable[str] | str | None = None,
     kinds: Kinds = "permutation",
+    untie: bool = False,
     scaling: Scaling | None = None,
     seed: int = 0,
     restarts: int = 0,
@@ -166,6 +167,8 @@ def align(
         groups: decide only the groups whose names match one of these (shell patterns); the others stay as they are.
         kinds: what to find besides permutations if no `symmetry` is given; see `onebasin.symmetry`. The positive scales of a
             symmetry are learned on the objective after the permutation.
+        untie: with ``kinds="all"``, give tied tensors of both models that a gain can be folded into only then tensors of
+            their own; see `onebasin.canonical`. The result is an untied module.
         scaling: how; `Scaling()` if None. Of lazy states that are read tensor by tensor nothing is learned if None: scales
             and bases are those of weight matching.
         seed: for everything random, also for loaders that shuffle by PyTorch's global generator, which is left as it was.
@@ -197,13 +200,13 @@ def align(
     if not isinstance(engine, Engine):
         with opened(engine) as running:
             return align(
-                model, to, example_inputs, symmetry, method, objective, data, init, groups, kinds, scaling, seed, restarts,
-                detect_copy, polish, progress, callback, running, **options,
+                model, to, example_inputs, symmetry, method, objective, data, init, groups, kinds, untie, scaling, seed,
+                restarts, detect_copy, polish, progress, callback, running, **options,
             )  # fmt: skip
     begin = time.perf_counter()
     call = check_call(
         [model], symmetry=symmetry, method=method, objective=objective, data=data, init=init, groups=groups, kinds=kinds,
-        scaling=scaling, seed=seed,
+        untie=untie, scaling=scaling, seed=seed,
         restarts=restarts, detect_copy=detect_copy, polish=polish, progress=progress, callback=callback,
         engine=engine, **options,
     )  # fmt: skip
@@ -215,7 +218,7 @@ def align(
         model, prepared = widen(model, to, inputs), [WIDENED]
     check_models(model, to, engine)
     if kinds == "all" and symmetry is None:
-        (model, to), symmetry, changed = canonicalise([model, to], example_inputs, call.data)
+        (model, to), symmetry, changed = canonicalise([model, to], example_inputs, call.data, untie)
         prepared = [*prepared, *changed]
     notes = [*prepared]
     symmetry = find_symmetry([model, to], example_inputs, symmetry, call.data, kinds)
