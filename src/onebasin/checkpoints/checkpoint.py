@@ -52,6 +52,7 @@ class FileLayout:
         metadata: for each safetensors file, the metadata in its header.
         parts: of a pipeline, the layout of each part by its name, which is that of its folder. In `files` the names of
             tensors then begin with that of their part. Parts such as a tokenizer have no weight files.
+        untied: keys that a copy has tensors of their own for, as its configuration says; see `untie_checkpoint`.
     """
 
     path: Path
@@ -62,6 +63,7 @@ class FileLayout:
     read_others: Callable[[], Mapping[Any, Any]] = dict
     metadata: Mapping[Path, Mapping[str, str]] = field(default_factory=dict)
     parts: Mapping[str, FileLayout] = field(default_factory=dict)
+    untied: tuple[str, ...] = ()
 
     @property
     def is_folder(self) -> bool:

@@ -27,6 +27,7 @@ from onebasin.checkpoints.companion_files import CARD_NAME, copy_companion, find
 from onebasin.checkpoints.distributed import CONVERSION, is_distributed
 from onebasin.checkpoints.input_protection import check_apart
 from onebasin.checkpoints.training_states import copy_tensors
+from onebasin.checkpoints.untied_heads import untie_configuration
 from onebasin.checkpoints.written_types import convert_configuration, convert_types
 from onebasin.engines import LOCAL, Engine
 from onebasin.engines.clock import spent_on
@@ -117,6 +118,7 @@ def write_checkpoint(
     Args:
         path: a file, or a folder if `like` is one.
         state: its keys are those of `like`. Tensors are read one at a time. Other tensors in the files of `like` are copied.
+            Of tied keys one tensor is written, unless `untie_checkpoint` has given them names of their own.
         like: the checkpoint whose layout to use.
         force: replace what exists; a folder only if nothing is in it but what is written.
         progress: called with what is being done, how many tensors are written, and how many there are.
@@ -160,7 +162,7 @@ def write_checkpoint(
             with engine.hold(tensors):
                 _write_folder(folder, tensors, like.layout, entries, engine, progress)
             for place in ("", *like.layout.parts):
-                _convert_configuration(folder / place / "config.json", dtype)
+                _convert_configuration(folder / place / "config.json", dtype, bool(like.layout.untied))
             for name, write_file in (beside or {}).items():
                 write_file(folder / name)
 
@@ -285,6 +287,7 @@ def _write_folder(
     if layout.index is not None:
         index = read_json(layout.index)
         index["metadata"] = {**(index.get("metadata") or {}), "total_size": tensors.num_bytes}
+        index["weight_map"] |= {name: file.name for file, names in layout.files.items() for name in names}
         (folder / layout.index.name).write_text(json.dumps(index, indent=2) + "\n")
 
 
@@ -306,10 +309,12 @@ def _read_part(tensors: LazyState, part: str, key: str) -> Tensor:
     return tensors[f"{part}.{key}"]
 
 
-def _convert_configuration(file: Path, dtype: torch.dtype | None) -> None:
-    content = read_json(file) if dtype is not None and file.is_file() else None
-    if dtype is not None and isinstance(content, dict):
-        file.write_text(json.dumps(convert_configuration(content, dtype), indent=2) + "\n")
+def _convert_configuration(file: Path, dtype: torch.dtype | None, is_untied: bool) -> None:
+    content = read_json(file) if (dtype is not None or is_untied) and file.is_file() else None
+    if isinstance(content, dict):
+        content = content if dtype is None else convert_configuration(content, dtype)
+        content = untie_configuration(content) if is_untied else content
+        file.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _find_format(target: Path) -> str:

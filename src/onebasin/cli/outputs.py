@@ -28,6 +28,7 @@ from onebasin.checkpoints.written_types import convert_to, convert_types
 from onebasin.cli.console import Output
 from onebasin.cli.run_record import RunRecord
 from onebasin.engines import LOCAL, Engine
+from onebasin.matching.untying import TIES_WORDS
 from onebasin.reporting import Report
 from onebasin.reporting.model_card import MARK, ModelCard, put_in_front
 from onebasin.symmetries import Permutation, Symmetry, Transform
@@ -143,6 +144,15 @@ def check_drawing(*files: Path | None) -> None:
     """Refuse, before any work, a report or a picture that cannot be drawn."""
     if any(files) and importlib.util.find_spec("matplotlib") is None:
         raise ValueError("reports and pictures need matplotlib: pip install 'onebasin[plots]'")
+
+
+def describe_untied(out: Path, like: Checkpoint) -> str:
+    """What --untie did to a checkpoint that is written like `like`, and what it needs to be loaded."""
+    if not like.layout.untied:
+        return "nothing: that would free no gain"
+    is_configured = like.layout.hugging_face_folder is not None
+    needed = f"{out / 'config.json'} says {TIES_WORDS}: false" if is_configured else "load it into an untied module"
+    return f"{', '.join(like.layout.untied)} ({needed})"
 
 
 def write_moved(

@@ -10,6 +10,7 @@ import typer
 
 import onebasin as ob
 from onebasin.checkpoints import check_left, move_training_entries, note_left_entries, write_checkpoint
+from onebasin.checkpoints.untied_heads import untie_checkpoint
 from onebasin.checkpoints.written_types import find_type
 from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
@@ -17,6 +18,7 @@ from onebasin.cli.engine_choice import choose_engine, finish_journal, list_engin
 from onebasin.cli.line_evaluation import LineEvaluator, list_numbers
 from onebasin.cli.run_record import RunRecord, record_run
 from onebasin.matching.recommendation import AUTO
+from onebasin.matching.untying import list_untied
 from onebasin.reporting.model_card import ModelCard
 from onebasin.tensors.distances import find_layer_distances
 from onebasin.tensors.states import Model, read_state
@@ -47,6 +49,7 @@ def align(
     check: options.Check = None,
     allow: options.Allow = False,
     kinds: options.Kinds = "permutation",
+    untie: options.Untie = False,
     method: options.Method = AUTO,
     objective: options.Objective = None,
     data: options.Data = None,
@@ -80,6 +83,7 @@ def align(
     output, dtype = Output(json), find_type(out_dtype)
     if target_out is not None and kinds != "all":
         raise typer.BadParameter(f"TARGET stays as it is with --symmetry {kinds}", param_hint="--target-out")
+    inputs.check_untie(untie, kinds)
     alignment = inputs.read_alignment_options(
         method=method, objective=objective, data=data, loss=loss, settings=settings, device=device,
         init=[init] if init is not None else [],
@@ -119,13 +123,15 @@ def align(
                               device=device)  # fmt: skip
         paths = lines.evaluate_lines({"as they are": moved}, progress)
         first, second = alignment.load(models, run=kinds != "permutation")
-        known = alignment.symmetry_of(models, kinds)
+        known = alignment.symmetry_of(models, kinds, untie)
         result = ob.align(second, to=first, progress=progress, engine=running, **known, **alignment.arguments)
         if kinds == "permutation":
             element, start, state = result.permutation, None, result.permutation.apply(moved)
             entries = entries if model_only else move_training_entries(element, moved, ignore or ())
         else:
             element, start, state = result.transform, result.target, outputs.cast_like(moved, result.model, dtype)
+            untied = list_untied(models.symmetry.ties, element.symmetry.ties)
+            fixed, moved = (untie_checkpoint(each, untied, models.symmetry.ties) for each in models.checkpoints)
         made = _describe(record, target, model, out, kinds, result) if record is not None and card is not None else None
         outputs.write_moved(
             out, state, moved, force, progress, element, file, report, outputs.write_card(made), entries.content,
@@ -153,6 +159,7 @@ def align(
         "method": result.method,
         "cost": f"{result.start_cost:.6g} -> {result.cost:.6g} ({cost_is})",
         "moved": outputs.describe_element(element),
+        **({"untied": outputs.describe_untied(out, moved)} if untie else {}),
         "ended": ("converged" if result.converged else "stopped at its limit") + f" after {result.seconds:.1f} s",
         **list_engine_facts(running),
         "wrote": [path for path in (out, file, target_out, report) if path is not None],
@@ -160,7 +167,7 @@ def align(
     output.finish({
         **summary, "symmetry": element.symmetry.summary(), "report": report, "method": result.method,
         "cost": result.cost, "start_cost": result.start_cost, "cost_is": cost_is,
-        "converged": result.converged, "seconds": result.seconds,
+        "converged": result.converged, "seconds": result.seconds, "untied": moved.layout.untied,
         "history": result.history, "notes": [*models.notes, *left_out, *notes], "paths": list_numbers(paths),
         **list_engine_values(running),
     })  # fmt: skip

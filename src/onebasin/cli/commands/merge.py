@@ -11,6 +11,7 @@ import typer
 
 import onebasin as ob
 from onebasin.checkpoints import CheckpointSet, check_left, note_left_entries, write_checkpoint
+from onebasin.checkpoints.untied_heads import untie_checkpoint
 from onebasin.checkpoints.written_types import find_type
 from onebasin.cli import inputs, mergekit, options, outputs
 from onebasin.cli.aligned_folders import AlignedFolders
@@ -25,6 +26,7 @@ from onebasin.landscape.calibration import DATA_FREE
 from onebasin.matching.merging import Reference
 from onebasin.matching.problem import Entry
 from onebasin.matching.recommendation import AUTO
+from onebasin.matching.untying import list_untied
 from onebasin.reporting.model_card import Ingredient, ModelCard
 from onebasin.tensors.distances import LayerDistance, find_layer_distances
 from onebasin.tensors.interpolation import check_weights, interpolate
@@ -76,6 +78,7 @@ def merge(
     check: options.Check = None,
     allow: options.Allow = False,
     kinds: options.Kinds = "permutation",
+    untie: options.Untie = False,
     method: options.Method = AUTO,
     objective: options.Objective = None,
     data: options.Data = None,
@@ -120,6 +123,7 @@ def merge(
     if init and len(init) not in (1, len(paths) - 1):
         wanted = f"give one for all models, or {len(paths) - 1}: one for each but {paths[0]}"
         raise typer.BadParameter(f"there are {len(init)} starts: {wanted}", param_hint="--init")
+    inputs.check_untie(untie, kinds)
     shares = check_weights(_read_weights("--weights", weights), len(paths), normalise=True)
     by_layer = _read_layer_weights(layer_weights)
     parameters = mergekit.read_options(then, then_set, len(paths), {
@@ -173,18 +177,20 @@ def merge(
         given = alignment.load(models, repair is not None or kinds != "permutation", dtype is not None)
         merged = ob.merge(
             given, weights=shares, repair=repair, reference=reference, progress=progress, on_aligned=found.keep,
-            on_result=found.add, layer_weights=by_layer, engine=running, **alignment.symmetry_of(models, kinds),
+            on_result=found.add, layer_weights=by_layer, engine=running, **alignment.symmetry_of(models, kinds, untie),
             **alignment.arguments | ({} if repair is None else {"data": alignment.data}),
         )  # fmt: skip
+        untied = list_untied(models.symmetry.ties, found.elements[0].symmetry.ties) if untie else ()
+        likes = [untie_checkpoint(each, untied, models.symmetry.ties) for each in models.checkpoints]
         state = outputs.cast_like(like, merged, dtype)
         made = found.describe(record, paths, shares, out, recipe) if record is not None and card else None
         if then is None:
             inside = outputs.list_inside(out, like, [report])
-            write_checkpoint(out, state, like, force, progress, outputs.write_card(made), inside, dtype=dtype,
+            write_checkpoint(out, state, likes[0], force, progress, outputs.write_card(made), inside, dtype=dtype,
                              engine=running)  # fmt: skip
         else:
             assert record is not None  # folders have a card
-            aligned_folders.write(found.list_aligned(models), models.checkpoints, record, force, progress, running)
+            aligned_folders.write(found.list_aligned(models), likes, record, force, progress, running)
         of_models = found.are_of(models)
         if saved is not None and of_models:
             saved.write(found.elements if then is None else found.elements_from_first, force)
@@ -197,13 +203,14 @@ def merge(
             curves |= lines.evaluate_lines(_name_lines(found.names, aligned, ", aligned"), progress)
         if report and of_models:
             distances = _find_distances(found.names, models.checkpoints, found.list_aligned(models))
-        measured = lines.evaluate_state(state) if then is None else {}
+        measured = lines.evaluate_state(state, merged if untied else None) if then is None else {}
         if measured:
             by_key = find_layer_weights(like.shapes, by_layer, len(paths))
             unaligned = lines.evaluate_state(interpolate(models.checkpoints, shares, by_key))
     for note in found.notes:
         output.note(note)
     facts = found.list_facts(shares, measured)
+    facts |= {"untied": outputs.describe_untied(out, likes[0])} if untie else {}
     shown = {**facts, "notes": " ".join(found.notes), "written": out}
     averages = {"the merge": measured, "the average without alignment": unaligned} if measured else {}
     shown |= list_engine_facts(running)
@@ -221,7 +228,8 @@ def merge(
     finish_journal(running)
     output.show_facts({**facts, **list_engine_facts(running), "wrote": [path for path in written if path is not None]})
     output.finish({
-        **summary, "report": report, "method": found.methods, "history": found.history, "merged": measured,
+        **summary, "untied": likes[0].layout.untied, "report": report, "method": found.methods,
+        "history": found.history, "merged": measured,
         "unaligned": unaligned, "notes": [*models.notes, *left_out, *found.notes], "paths": list_numbers(curves),
         **list_engine_values(running),
     })  # fmt: skip
@@ -293,8 +301,10 @@ class _Alignments:
         """All models, aligned; the first is as it was, or in canonical form."""
         if not isinstance(self.elements[0], ob.Transform):
             return _move_to_first(self.permutations, models)
-        pairs = zip((result for _, result in self.results), self.elements[1:], strict=True)
-        aligned = [self.results[0][1].target, *(_move_on(result, element) for result, element in pairs)]
+        results = [result for _, result in self.results[: len(self.names) - 1]]  # later ones are from there to means
+        first, others = results[0], zip(results, self.elements[1:], strict=True)
+        start = first.target if first.target_transform is not None else self.elements[0].apply(first.target)
+        aligned = [start, *(_move_on(result, element) for result, element in others)]
         return [outputs.cast_like(like, model) for like, model in zip(models.checkpoints, aligned, strict=True)]
 
     def describe(
