@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +33,7 @@ from onebasin.matching.untying import TIES_WORDS
 from onebasin.reporting import Report
 from onebasin.reporting.model_card import MARK, ModelCard, put_in_front
 from onebasin.symmetries import Permutation, Symmetry, Transform
+from onebasin.symmetries.transform_sizes import count_kinds, measure_bases, measure_scales
 from onebasin.tensors.files import check_writable, list_entries
 from onebasin.tensors.progress import Progress
 from onebasin.tensors.states import LazyState, Model, State, read_state
@@ -283,7 +285,19 @@ def describe_element(element: Permutation | Transform) -> str:
     moved = repr(permutation).removeprefix("Permutation(").removesuffix(")")
     if not isinstance(element, Transform):
         return moved
-    return f"{moved}, positive scales: {len(element.logarithms)}, changes of basis: {len(element.matrices)}"
+    kinds = ", ".join(f"{count} {kind}" for kind, count in count_kinds(element).items())
+    bases = f"changes of basis: {len(element.matrices)}" + (f" ({kinds})" if kinds else "")
+    return f"{moved}, positive scales: {len(element.logarithms)}, {bases}"
+
+
+def list_changes(element: Permutation | Transform) -> dict[str, Any]:
+    """The scales and changes of basis of a transform, for JSON; none of a permutation."""
+    if not isinstance(element, Transform):
+        return {"scales": [], "bases": []}
+    return {
+        "scales": [asdict(each) for each in measure_scales(element)],
+        "bases": [asdict(each) for each in measure_bases(element)],
+    }
 
 
 def describe_cost(objective: str | None) -> str:

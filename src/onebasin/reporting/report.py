@@ -19,7 +19,8 @@ from onebasin.plots import history_series, plot_history, plot_path
 from onebasin.plots.style import line_style
 from onebasin.reporting import markup
 from onebasin.reporting.figures import matrix_png, themed_svg
-from onebasin.symmetries import Group, Permutation, Symmetry
+from onebasin.reporting.transform_sections import render_bases, render_scales
+from onebasin.symmetries import Group, Permutation, Symmetry, Transform
 from onebasin.symmetries.describe import pin_reasons, places
 from onebasin.symmetries.layout import Factor, Product
 from onebasin.tensors.distances import LayerDistance
@@ -39,10 +40,11 @@ class Report:
         command: the command that was run, as one would type it again.
         symmetry: shown as its groups, and what is pinned and why. If None, that of the permutation.
         permutation: shown as matrices. If None, that of the alignment.
-        alignment: shown as its method, cost, convergence and notes.
+        alignment: shown as its method, cost, convergence and notes, and what it found beside a permutation.
         paths: by name, shown as curves. The others are compared with the first one.
         facts: further numbers, as label and value.
         permutations: further permutations by name, such as those of the models of a merge.
+        transforms: likewise, shown as tables of their scales and changes of basis.
         averages: the metrics of averages of the models, by name, drawn as level lines beside the paths.
         distances: for each aligned model, by name, its distance from the target in each layer.
         ends: what the two ends of every path are called.
@@ -66,6 +68,7 @@ class Report:
     paths: dict[str, LinearPath] = field(default_factory=dict)
     facts: list[tuple[str, str]] = field(default_factory=list)
     permutations: dict[str, Permutation] = field(default_factory=dict)
+    transforms: dict[str, Transform] = field(default_factory=dict)
     averages: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     distances: Mapping[str, Mapping[str, LayerDistance]] = field(default_factory=dict)
     ends: tuple[str, str] = ("A", "B")
@@ -89,12 +92,15 @@ def render(report: Report) -> str:
     permutation = report.permutation or (report.alignment.permutation if report.alignment else None)
     permutations = {**({"": permutation} if permutation else {}), **report.permutations}
     symmetry = report.symmetry or next((permutation.symmetry for permutation in permutations.values()), None)
+    transforms = {**({"": report.alignment.transform} if report.alignment else {}), **report.transforms}
     sections = [
         _render_facts([*_list_facts(report.alignment), *report.facts]),
         _render_evidence(report.evidence),
         _render_paths(report.paths, report.averages, report.ends),
         _render_convergence(report.alignment),
         *(_render_matrices(name, permutation) for name, permutation in permutations.items()),
+        *(render_bases(name, transform) for name, transform in transforms.items()),
+        *(render_scales(name, transform) for name, transform in transforms.items()),
         *(_render_distances(name, distances) for name, distances in report.distances.items()),
         _render_groups(symmetry, permutations),
         _render_pins(symmetry),

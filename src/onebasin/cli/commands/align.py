@@ -25,7 +25,7 @@ from onebasin.tensors.states import Model, read_state
 
 _NOT_TARGET = (
     "{out} is aligned to the canonical form of {target}, in which the gains of norms are folded, and is to be compared and "
-    "mixed with that: --target-out writes it, and so does onebasin canonical {target}"
+    "mixed with that: --target-out writes it, and so does onebasin canonical {target}{untie}"
 )
 
 
@@ -147,7 +147,7 @@ def align(
     is_rounded = start is not None or dtype is not None
     notes = [*result.notes, *(outputs.note_rounding(out, moved, start is not None, dtype) if is_rounded else ())]
     if start is not None and target_out is None and _differ(first, start):
-        notes.append(_NOT_TARGET.format(out=out, target=target))
+        notes.append(_NOT_TARGET.format(out=out, target=target, untie=" --untie" if moved.layout.untied else ""))
     for note in notes:
         output.note(note)
     title, cost_is = f"{model.name} aligned to {target.name}", outputs.describe_cost(objective)
@@ -168,7 +168,8 @@ def align(
         **summary, "symmetry": element.symmetry.summary(), "report": report, "method": result.method,
         "cost": result.cost, "start_cost": result.start_cost, "cost_is": cost_is,
         "converged": result.converged, "seconds": result.seconds, "untied": moved.layout.untied,
-        "history": result.history, "notes": [*models.notes, *left_out, *notes], "paths": list_numbers(paths),
+        **outputs.list_changes(element), "history": result.history,
+        "notes": [*models.notes, *left_out, *notes], "paths": list_numbers(paths),
         **list_engine_values(running),
     })  # fmt: skip
 

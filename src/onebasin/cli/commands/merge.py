@@ -215,7 +215,8 @@ def merge(
     averages = {"the merge": measured, "the average without alignment": unaligned} if measured else {}
     shown |= list_engine_facts(running)
     outputs.save_report(
-        report, f"Merge of {', '.join(found.names)}", shown, record, symmetry=models.symmetry, permutations=found.moved,
+        report, f"Merge of {', '.join(found.names)}", shown, record, permutations=found.moved_permutations,
+        transforms=found.moved_transforms, symmetry=found.elements[0].symmetry if of_models else models.symmetry,
         paths=curves, averages=averages, distances=distances, ends=("A", "B") if len(paths) == 2 else ("start", "end"),
     )  # fmt: skip
     if then is not None:
@@ -229,6 +230,7 @@ def merge(
     output.show_facts({**facts, **list_engine_facts(running), "wrote": [path for path in written if path is not None]})
     output.finish({
         **summary, "untied": likes[0].layout.untied, "report": report, "method": found.methods,
+        "changes": {name: outputs.list_changes(each) for name, each in found.moved.items()},
         "history": found.history, "merged": measured,
         "unaligned": unaligned, "notes": [*models.notes, *left_out, *found.notes], "paths": list_numbers(curves),
         **list_engine_values(running),
@@ -286,7 +288,7 @@ class _Alignments:
             "weights": ", ".join(f"{name} {share:.4g}" for name, share in zip(self.names, shares, strict=True)),
             "method": self.methods,
             **{f"{name} of the merge": f"{value:.4g}" for name, value in measured.items()},
-            **{name: outputs.describe_element(permutation) for name, permutation in self.moved.items()},
+            **{name: outputs.describe_element(element) for name, element in self.moved.items()},
         }
 
     @property
@@ -323,8 +325,16 @@ class _Alignments:
         return ModelCard(out.name, summary, made, record.command, facts, text, tags=("onebasin", "merge"))
 
     @property
-    def moved(self) -> dict[str, ob.Permutation]:
+    def moved(self) -> dict[str, ob.Permutation | ob.Transform]:
+        return {name: each for name, each in zip(self.names, self.elements, strict=True) if not each.is_identity}
+
+    @property
+    def moved_permutations(self) -> dict[str, ob.Permutation]:
         return {name: p for name, p in zip(self.names, self.permutations, strict=True) if not p.is_identity}
+
+    @property
+    def moved_transforms(self) -> dict[str, ob.Transform]:
+        return {name: each for name, each in self.moved.items() if isinstance(each, ob.Transform)}
 
 
 def _move_on(result: ob.Alignment[Any], element: Any) -> Any:

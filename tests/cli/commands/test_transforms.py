@@ -1,4 +1,4 @@
-"""--untie writes a head of its own, that transformers loads, and the function stays."""
+"""Tied heads, rotations and scales from folders to folders that transformers loads; the function stays."""
 
 import pytest
 import torch
@@ -126,3 +126,40 @@ def test_a_file_without_a_configuration_is_to_be_loaded_into_an_untied_module(on
     assert "lm_head.weight (load it into an untied module)" in " ".join(ran.out.split())
     found = load(folder / "c.pt")
     assert not torch.equal(found["lm_head.weight"], found["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("reference", ["first", "mean"])
+def test_scales_and_bases_are_named_in_all_outputs(onebasin, folder, reference):
+    """On the console, in JSON and in the report; also if each model is aligned to the mean of the others."""
+    pytest.importorskip("matplotlib")
+    for seed, name in enumerate("abc"):
+        write_tied(folder / name, "LlamaForCausalLM", seed, tie_word_embeddings=False)
+    command = ("merge", "a", "b", "c", "-o", "m", *FAST, "--reference", reference, "--report", "m.html")
+    ran = onebasin(*command, "--json")
+    assert ran.code == 0, ran.err
+    assert set(ran.record["changes"]) == ({"b", "c"} if reference == "first" else {"a", "b", "c"})
+    bases, scales = (ran.record["changes"]["b"][what] for what in ("bases", "scales"))
+    assert {each["kind"] for each in bases} == {"orthogonal", "linear", "rotary", "signed"}
+    assert all(each["distance"] > 0 and each["condition"] >= 1 and each["num_members"] >= 1 for each in bases)
+    assert all(0 < each["lowest"] <= each["highest"] for each in scales)
+    page = (folder / "m.html").read_text()
+    assert "Changes of basis of b" in page
+    assert "Positive scales of c" in page
+    ran = onebasin(*command, "--force")
+    assert ran.code == 0, ran.err
+    assert "changes of basis: 4 (" in " ".join(ran.out.split())
+    assert "1 orthogonal" in " ".join(ran.out.split())
+    load_pretrained(folder / "m", "LlamaForCausalLM")
+
+
+def test_an_alignment_names_its_scales_and_bases(onebasin, folder):
+    pytest.importorskip("matplotlib")
+    for seed, name in enumerate("ab"):
+        write_tied(folder / name, "LlamaForCausalLM", seed, tie_word_embeddings=False)
+    ran = onebasin("align", "a", "b", "-o", "d", *FAST, "--report", "d.html", "--json")
+    assert ran.code == 0, ran.err
+    transform = ob.Transform.load(folder / "d" / "transform.safetensors")
+    assert [each["name"] for each in ran.record["bases"]] == list(transform.symmetry.bases)
+    assert [each["name"] for each in ran.record["scales"]] == list(transform.symmetry.scales)
+    assert "<h2>Changes of basis</h2>" in (folder / "d.html").read_text()
+    assert onebasin("align", "a", "b", "-o", "e", "--method", "weight-matching", "--json").record["bases"] == []
