@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -135,7 +135,7 @@ def check_training_entries(
     entries = move_training_entries(symmetry.identity(), model, ignore)
     if kinds != "permutation" and entries.places:
         raise ValueError(
-            f"{model.path} holds {', '.join(entries.places)} beside the model, which can follow permutations alone: "
+            f"{model.path} holds {', '.join(entries.places)} beside the model, which align moves by permutations alone: "
             "--model-only leaves out all but the model"
         )
     check_entries(out, model, entries.content)
@@ -200,10 +200,18 @@ def describe_canonical(record: RunRecord, path: Path, out: Path) -> ModelCard:
     return record.make_card(out, summary, [(path, "the model")], {})
 
 
-def write_card(card: ModelCard | None) -> dict[str, Callable[[Path], None]]:
-    """What to write into a folder beside the weights: a card in front of the text that is there already."""
+def write_card(card: ModelCard | None, like: Checkpoint | None = None) -> dict[str, Callable[[Path], None]]:
+    """What to write into a folder beside the weights: a card in front of the text that is there already.
+
+    Args:
+        card: what it says.
+        like: the checkpoint whose layout the folder has; the card says whether it is untied.
+    """
     if card is None:
         return {}
+    if like is not None and like.layout.untied:
+        untied = f"{', '.join(like.layout.untied)} is a tensor of its own: {TIES_WORDS}: false in the configuration."
+        card = replace(card, summary=f"{card.summary} {untied}")
     return {CARD_NAME: lambda file: _put_in_front(card, file)}
 
 

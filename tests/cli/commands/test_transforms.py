@@ -25,6 +25,7 @@ def test_canonical_unties_and_transformers_loads_it(onebasin, folder, kind, shar
     assert read_configuration(folder / "c") == {**read_configuration(folder / "a"), "tie_word_embeddings": False}
     assert digest(folder / "c").keys() == digest(folder / "a").keys() | {"README.md"}
     assert head in load(folder / "c")
+    assert f"{head.replace('_', chr(92) + '_')}" in (folder / "c" / "README.md").read_text()
     found = load_pretrained(folder / "c", kind)
     assert found.config.tie_word_embeddings is False
     assert compare_models(model, found, X) < 1e-9

@@ -134,13 +134,15 @@ def align(
             fixed, moved = (untie_checkpoint(each, untied, models.symmetry.ties) for each in models.checkpoints)
         made = _describe(record, target, model, out, kinds, result) if record is not None and card is not None else None
         outputs.write_moved(
-            out, state, moved, force, progress, element, file, report, outputs.write_card(made), entries.content,
+            out, state, moved, force, progress, element, file, report, outputs.write_card(made, moved), entries.content,
             dtype, running,
         )  # fmt: skip
         if target_out is not None:
             end = outputs.cast_like(fixed, result.target, dtype)
             other = outputs.describe_canonical(record, target, target_out) if record and target_card else None
-            write_checkpoint(target_out, end, fixed, force, progress, outputs.write_card(other), dtype=dtype, engine=running)
+            write_checkpoint(
+                target_out, end, fixed, force, progress, outputs.write_card(other, fixed), dtype=dtype, engine=running
+            )
         paths |= lines.evaluate_lines({"aligned": state}, progress, start)
         end = None if start is None else read_state(start)
         distances = {"": find_layer_distances(fixed, moved, state, end)} if report else {}

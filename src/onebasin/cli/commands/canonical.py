@@ -58,8 +58,8 @@ def canonical(
     left_out = outputs.note_companions(output, (checkpoint, like))
     left_out += outputs.note_about(output, checkpoint, note_left_entries(like))
     with output.status("folding"):
-        inputs_of = models.architecture.example_inputs
-        form = ob.canonical(models.load_model(like), inputs_of, balanced=balanced, untie=untie)
+        example = models.architecture.example_inputs
+        form = ob.canonical(models.load_model(like), example, balanced=balanced, untie=untie)
         like = untie_checkpoint(like, form.untied, models.symmetry.ties)
     if fold is not None and form.fold is None:
         raise ValueError("a gain is negative: what was done is more than positive scales, and no transform says it")
@@ -91,7 +91,7 @@ def canonical(
     made = None if record is None else outputs.describe_canonical(record, checkpoint, out)
     with output.progress() as progress:
         state = outputs.cast_like(like, form.state, dtype)
-        write_checkpoint(out, state, like, force, progress, outputs.write_card(made), dtype=dtype)
+        write_checkpoint(out, state, like, force, progress, outputs.write_card(made, like), dtype=dtype)
     if fold is not None and form.fold is not None:
         form.fold.save(fold)
     output.show_facts({**facts, "wrote": out if fold is None else f"{out}, {fold}"})

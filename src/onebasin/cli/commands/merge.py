@@ -186,7 +186,7 @@ def merge(
         made = found.describe(record, paths, shares, out, recipe) if record is not None and card else None
         if then is None:
             inside = outputs.list_inside(out, like, [report])
-            write_checkpoint(out, state, likes[0], force, progress, outputs.write_card(made), inside, dtype=dtype,
+            write_checkpoint(out, state, likes[0], force, progress, outputs.write_card(made, likes[0]), inside, dtype=dtype,
                              engine=running)  # fmt: skip
         else:
             assert record is not None  # folders have a card
