@@ -373,7 +373,7 @@ def test_the_model_of_a_training_checkpoint_is_written_alone(onebasin, folder):
         ),
         (
             ("-o", "c.pt", "--symmetry", "positive"),
-            "run.pt holds optimizer, ema beside the model, which can follow",
+            "run.pt holds optimizer, ema beside the model, which align moves by permutations alone",
         ),
     ):
         ran = onebasin("align", "a.safetensors", "run.pt", *MLP, *arguments)
