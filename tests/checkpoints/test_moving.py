@@ -2,13 +2,13 @@ import json
 
 import pytest
 import torch
-from adapted_network import adapted
 from safetensors.torch import save_file
 from torch import nn
 
 import onebasin as ob
 from onebasin.checkpoints import open_checkpoint
 from onebasin.checkpoints.moving import move_file
+from tests.checkpoints.adapted_network import adapted
 
 
 def test_task_vectors_may_lack_tensors(tmp_path):

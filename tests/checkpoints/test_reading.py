@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_files import make, write_sharded
 from safetensors.torch import save_file
 
 from onebasin.checkpoints import open_checkpoint
 from onebasin.checkpoints.checkpoint import SAFETENSORS_TYPES
 from onebasin.checkpoints.reading import FileVersion
+from tests.checkpoints.checkpoint_files import make, write_sharded
 
 
 class Payload:

@@ -1,10 +1,10 @@
 import pytest
 import torch
-from adapted_network import TOKENS, Network, adapted
 
 import onebasin as ob
 from onebasin.checkpoints import fit_names, move_training_entries, note_left_entries, open_checkpoint
 from onebasin.checkpoints.moving import move_file
+from tests.checkpoints.adapted_network import TOKENS, Network, adapted
 
 
 def train(model, optimizer, average, schedule, steps=3):

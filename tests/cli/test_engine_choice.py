@@ -2,10 +2,10 @@ import os
 import signal
 
 import pytest
-from cli_files import write_llama
 
 from onebasin.cli.engine_choice import choose_engine, close_engines, list_engine_facts
 from onebasin.engines import LOCAL
+from tests.cli.cli_files import write_llama
 
 
 def test_options_that_do_not_fit_are_refused():

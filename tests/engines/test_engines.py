@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from sharded_networks import make_states
 from torch import nn
 
 import onebasin as ob
 from onebasin.checkpoints import open_checkpoint, write_checkpoint
 from onebasin.engines import make_engine, opened
 from onebasin.tensors.states import read_state
+from tests.engines.sharded_networks import make_states
 
 
 def read_bytes(folder):

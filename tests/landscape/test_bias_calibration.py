@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
-from networks import Fn
 from torch import nn
 
 import onebasin as ob
 from onebasin.landscape.calibration import repair
 from tests.landscape.plain_networks import batches, cnn, load, mix, mlp
+from tests.networks import Fn
 
 
 @pytest.mark.parametrize("weights", [(0.5, 0.5), (0.25, 0.75), (1.0, 0.0)])

@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_files import MLP, assert_same, digest, load, write_llama
-from cli_networks import batches, make_mlp, make_normed, make_transformer
 from safetensors.torch import load_file
 
 import onebasin as ob
+from tests.cli.cli_files import MLP, assert_same, digest, load, write_llama
+from tests.cli.cli_networks import batches, make_mlp, make_normed, make_transformer
 
 ALIGN = ("align", "a.safetensors", "b.pt", "-o", "d.pt", *MLP)
 

@@ -1,12 +1,12 @@
 import shutil
 
 import torch
-from cli_files import assert_same, digest, load
-from cli_networks import make_mlp, make_transformer, make_with_inputs
 from safetensors.torch import load_file, save_file
 
 import onebasin as ob
 from onebasin.checkpoints.hashing import hash_file
+from tests.cli.cli_files import assert_same, digest, load
+from tests.cli.cli_networks import make_mlp, make_transformer, make_with_inputs
 
 
 def test_apply_moves_and_moves_back(onebasin, folder):

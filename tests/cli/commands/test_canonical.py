@@ -1,11 +1,11 @@
 import pytest
 import torch
-from cli_files import assert_same, digest, load, write_llama
-from cli_networks import make_transformer
 from safetensors.torch import save_file
 
 import onebasin as ob
 from onebasin.checkpoints.hashing import hash_file
+from tests.cli.cli_files import assert_same, digest, load, write_llama
+from tests.cli.cli_networks import make_transformer
 
 TRANSFORMER = ("--model", "cli_networks:make_transformer")
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from cli_files import digest, load
-from tied_folders import load_pretrained, read_configuration, write_tied
 
 import onebasin as ob
 from onebasin.symmetries.verification import compare_models
+from tests.cli.cli_files import digest, load
+from tests.cli.tied_folders import load_pretrained, read_configuration, write_tied
 
 X = {"input_ids": torch.arange(12)[None]}
 FAST = ("--symmetry", "all", "--method", "weight-matching")
