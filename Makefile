@@ -40,10 +40,12 @@ pages: install
 notebooks: .venv-docs/installed
 	.venv-docs/bin/python -m docs.make_notebooks build/notebooks --run
 
-# The site of this version, in build/site/VERSION. A venv of its own, so that the tests do not need Sphinx.
+# The site of this version, in build/site/VERSION. Sphinx refuses references to missing pages and headings, and every link of
+# the built pages is followed. A venv of its own, so that the tests do not need Sphinx.
 docs: .venv-docs/installed
 	rm -rf build/site
 	.venv-docs/bin/python -m sphinx --fail-on-warning --keep-going --quiet --fresh-env --doctree-dir build/doctrees docs build/site/$(VERSION)
+	.venv-docs/bin/python docs/check_links.py build/site/$(VERSION)
 	.venv-docs/bin/python docs/list_versions.py build/site
 	@echo "the site: build/site/index.html"
 

@@ -3,7 +3,7 @@
 Pairs of MLPs trained on MNIST (``ONEBASIN_DATA``: 9,000 images, 20 epochs), of seeds that no table uses, are aligned with
 other numbers of rounds of the operator and steps of its gradient's solver. Printed are means over the pairs: the hard cost
 of the result (what the descent minimises: L2 distance, or loss on the line), the test barrier, and how many results are the
-very same permutation as with 20 rounds and a full solution. L2 takes 100 steps without a first look and without the polish,
+very same permutation as with 20 rounds and a full solution. L2 takes 100 steps without copy detection or polish,
 and also looks for a planted copy; Mid and Rnd take 300 steps with a rate of 0.05.
 """
 

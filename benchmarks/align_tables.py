@@ -29,7 +29,7 @@ def load_records(path: Path) -> list[Record]:
 
 
 def print_tables(records: list[Record]) -> None:
-    """One table a task, in Markdown: a row a network and solver."""
+    """One table per task, in Markdown, with a row per network and solver."""
     for task in ("copy", "pair"):
         chosen = [record for record in records if record["task"] == task]
         if not chosen:
@@ -43,7 +43,7 @@ def print_tables(records: list[Record]) -> None:
             "solving",
             "assigning",
             "steps",
-            "ms a step",
+            "ms per step",
             "CPU seconds",
             "MiB",
         ]
@@ -72,7 +72,7 @@ def _find(records: Iterable[Record], network: str, solver: str | None) -> Record
     return found[0] if found else None
 
 
-def seconds_a_step(record: Record) -> float | None:
+def seconds_per_step(record: Record) -> float | None:
     """Everything after tracing, shared out among the steps; None for solvers that take none."""
     if not record.get("steps") or record.get("solving") is None:
         return None
@@ -82,8 +82,8 @@ def seconds_a_step(record: Record) -> float | None:
 
 def _cells(record: Record, reference: Record | None, descent: Record | None, width: int) -> list[str]:
     if "failed" in record:
-        return [record["network"], record["solver"], record["failed"].replace("|", "/")[:60], *[""] * (width - 3)]
-    step = seconds_a_step(record)
+        return [record["network"], record["solver"], _tell_failure(record), *[""] * (width - 3)]
+    step = seconds_per_step(record)
     cells = [record["network"], record["solver"], f"{record['seconds']:.3g}"]
     cells += ["" if record[part] is None else f"{record[part]:.3g}" for part in ("tracing", "solving", "assigning")]
     cells += [str(record["steps"] or ""), "" if step is None else f"{1e3 * step:.3g}"]
@@ -93,7 +93,7 @@ def _cells(record: Record, reference: Record | None, descent: Record | None, wid
     else:
         cells.append(f"{record['distance_before']:.4g} to {record['distance_after']:.4g}")
         cells.append(f"{record['barrier_before']:.3f} to {record['barrier_after']:.3f}")
-    theirs = seconds_a_step(descent) if descent else None
+    theirs = seconds_per_step(descent) if descent else None
     cells += [f"{record[kind] / reference[kind]:.1f}" if reference else "" for kind in ("seconds", "cpu_seconds")]
     cells.append(f"{step / theirs:.1f}" if step and theirs else "")
     cells.append(f"{record['bytes'] / max(reference['bytes'], 1):.1f}" if reference else "")
@@ -101,39 +101,63 @@ def _cells(record: Record, reference: Record | None, descent: Record | None, wid
 
 
 def print_summary(records: list[Record]) -> None:
-    """The copies in one small table, a row a network: seconds, memory, and how many times ours that is."""
+    """The copies in one small table, a row per network: seconds, memory, and how many times ours that is."""
     copies = [record for record in records if record["task"] == "copy"]
     kind = _kind_of_seconds(copies)
     solvers = list(dict.fromkeys(record["solver"] for record in copies))
-    print("\n| network | " + " | ".join(solvers) + " |\n|" + "---|" * (len(solvers) + 1))
+    labels = [COPY_LABELS.get(solver, solver) for solver in solvers]
+    print("\n| network | " + " | ".join(labels) + " |\n|" + "---|" * (len(solvers) + 1))
     for network in dict.fromkeys(record["network"] for record in copies):
         cells = []
         for solver in solvers:
             found = [r for r in copies if (r["network"], r["solver"]) == (network, solver)]
             cells.append(_summarise(found[-1], find_reference(found[-1], copies), kind) if found else "")
-        print(f"| {network} | " + " | ".join(cells) + " |")
+        print(f"| {NETWORKS.get(network, network)} | " + " | ".join(cells) + " |")
 
 
 COMPARED = {
-    "ours by default": "ours, Sinkhorn",
+    "ours by default (copy detection)": "ours, Sinkhorn",
     "ours by the descent": "ours, descent alone",
     "authors' descent": "authors",
 }
-"""The columns of the comparison. Of copies the default does not descend: the copy detector finds them."""
+"""The columns of the comparison. Of copies the default does not descend: comparing units finds them."""
+COPY_LABELS = {
+    "ours, Sinkhorn": "ours, sinkhorn by default: copy detection",
+    "ours, weight matching": "ours, weight-matching by default: copy detection",
+    "ours, descent alone": "ours, Sinkhorn descent alone",
+    "ours, sweeps alone": "ours, weight-matching sweeps alone",
+    "authors": "authors' Sinkhorn descent",
+}
+"""What the solvers of the records do on a copy: by default no method of ours runs there."""
+NETWORKS = {
+    **{"mlp": "MLP 2 x 512", "resnet18": "ResNet-18", "resnet50": "ResNet-50", "vit_b_16": "ViT-B/16"},
+    **{"gpt2": "GPT-2 small", "vgg11": "VGG11", "vgg13": "VGG13", "vgg16": "VGG16", "vgg19": "VGG19"},
+}
+"""What the networks of the records are called elsewhere."""
 
 
 def print_comparison(records: list[Record]) -> None:
-    """Copies, like with like: our descent beside the authors', and what the default, which finds copies at once, takes."""
+    """Copies: seconds of the default, of our descent and of the authors', and how many times as fast ours are."""
     copies = [record for record in records if record["task"] == "copy"]
     kind = _kind_of_seconds(copies)
-    header = ["network", "ours by default (copy detector)", *list(COMPARED)[1:], "authors' descent / ours by the descent"]
+    default, descent, authors = COMPARED
+    header = ["network", default, authors, "times as fast", descent, "times as fast"]
     print("\n| " + " | ".join(header) + " |\n|" + "---|" * len(header))
     for network in dict.fromkeys(record["network"] for record in copies):
-        found = [_find_last(copies, network, solver) for solver in COMPARED.values()]
-        cells = [_compare(record, kind) for record in found]
-        done = [record for record in found[1:] if record is not None and "failed" not in record]
-        cells.append(f"{done[1][kind] / done[0][kind]:.2g}" if len(done) == 2 else "")
-        print(f"| {network} | " + " | ".join(cells) + " |")
+        ours, descended, theirs = (_find_last(copies, network, solver) for solver in COMPARED.values())
+        cells = [_tell_seconds(ours, kind), _tell_seconds(theirs, kind), _tell_ratio(ours, theirs, kind)]
+        cells += [_tell_seconds(descended, kind), _tell_ratio(descended, theirs, kind)]
+        print(f"| {NETWORKS.get(network, network)} | " + " | ".join(cells) + " |")
+
+
+def print_details(records: list[Record]) -> None:
+    """The same copies with seconds of the first run, memory beyond the models, and the commit that was measured."""
+    copies = [record for record in records if record["task"] == "copy"]
+    kind = _kind_of_seconds(copies)
+    print("\n| network | " + " | ".join(COMPARED) + " |\n|" + "---|" * (len(COMPARED) + 1))
+    for network in dict.fromkeys(record["network"] for record in copies):
+        cells = [_tell_details(_find_last(copies, network, solver), kind) for solver in COMPARED.values()]
+        print(f"| {NETWORKS.get(network, network)} | " + " | ".join(cells) + " |")
 
 
 def _find_last(records: Iterable[Record], network: str, solver: str) -> Record | None:
@@ -141,16 +165,28 @@ def _find_last(records: Iterable[Record], network: str, solver: str) -> Record |
     return found[-1] if found else None
 
 
-def _compare(record: Record | None, kind: str) -> str:
-    """Warm seconds, seconds of the first run, memory and the commit; words where there are no numbers."""
-    if record is None:
-        return "not run"
-    if "failed" in record:
-        return record["failed"].replace("|", "/")[:50]
-    wrong = "" if record["exact"] else "not exact, "
+def _tell_seconds(record: Record | None, kind: str) -> str:
+    if record is None or "failed" in record:
+        return _tell_failure(record)
+    return f"{'' if record['exact'] else 'not exact, '}{record[kind]:.2g}"
+
+
+def _tell_ratio(ours: Record | None, theirs: Record | None, kind: str) -> str:
+    done = ours is not None and theirs is not None and "failed" not in ours and "failed" not in theirs
+    return f"{theirs[kind] / ours[kind]:.2g}" if done else ""
+
+
+def _tell_details(record: Record | None, kind: str) -> str:
+    if record is None or "failed" in record:
+        return _tell_failure(record)
     cold = f"{record['first_seconds']:.2g} s" if record.get("first_seconds") is not None else "not recorded"
     size = f"{record['bytes'] / 2**20:.0f} MiB"
-    return f"{wrong}{record[kind]:.2g} s, first run {cold}, {size} ({record.get('commit', 'commit unknown')})"
+    return f"{_tell_seconds(record, kind)} s, first run {cold}, {size} ({record.get('commit', 'commit unknown')})"
+
+
+def _tell_failure(record: Record | None) -> str:
+    """Words where there are no numbers."""
+    return "not run" if record is None else record["failed"].removeprefix("TimeoutError: ").replace("|", "/")[:50]
 
 
 def _kind_of_seconds(records: Iterable[Record]) -> str:
@@ -160,7 +196,7 @@ def _kind_of_seconds(records: Iterable[Record]) -> str:
 
 def _summarise(record: Record, reference: Record | None, kind: str) -> str:
     if "failed" in record:
-        return record["failed"].replace("|", "/")[:50]
+        return _tell_failure(record)
     times = f" ({record[kind] / reference[kind]:.1f} x)" if reference else ""
     wrong = "" if record["exact"] else "not exact, "
     return f"{wrong}{record[kind]:.2g} s{times}, {record['bytes'] / 2**20:.0f} MiB"
@@ -174,20 +210,20 @@ def draw(records: list[Record], path: Path) -> None:
     networks = list(dict.fromkeys(record["network"] for record in copies))
     solvers = list(dict.fromkeys(record["solver"] for record in copies))
     kind = _kind_of_seconds(copies)
-    figure = Figure(figsize=(9, 4), layout="constrained")
+    figure = Figure(figsize=(9, 4.4), layout="constrained")
     axes = figure.subplots()
     for number, solver in enumerate(solvers):
         chosen = [record for record in copies if record["solver"] == solver]
         places = [networks.index(r["network"]) + 0.09 * (number - len(solvers) / 2) for r in chosen]
-        axes.plot([], [], "o", color=f"C{number}", label=solver)
+        axes.plot([], [], "o", color=f"C{number}", label=COPY_LABELS.get(solver, solver))
         for place, record in zip(places, chosen, strict=True):
             fill = {} if record["exact"] else {"markerfacecolor": "none"}
             axes.plot(place, record[kind], "o", color=f"C{number}", **fill)
     axes.set_yscale("log")
-    axes.set_xticks(range(len(networks)), networks)
-    axes.set_ylabel(f"{'CPU seconds' if kind == 'cpu_seconds' else 'seconds'}, all told (hollow: not exact)")
+    axes.set_xticks(range(len(networks)), [NETWORKS.get(name, name) for name in networks])
+    axes.set_ylabel(f"{'CPU seconds' if kind == 'cpu_seconds' else 'seconds'} in all (hollow: not exact)")
     axes.grid(axis="y", alpha=0.3)
-    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    figure.legend(fontsize=8, frameon=False, loc="outside upper center", ncols=3)
     figure.savefig(path, dpi=150)
 
 
@@ -199,6 +235,7 @@ def main() -> None:
     options = parser.parse_args()
     records = load_records(options.records)
     print_comparison(records)
+    print_details(records)
     print_tables(records)
     print_summary(records)
     if options.plot:

@@ -76,7 +76,7 @@ def ask_for_fresh_memory() -> None:
 
 
 def main() -> None:
-    """Print a row a network; optionally write the record."""
+    """Print a row per network; optionally write the record."""
     ask_for_fresh_memory()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")

@@ -46,7 +46,7 @@ def run_trial(name: str, method: str, device: str, seed: int, **options: Any) ->
 
 
 def main() -> None:
-    """Print a row a network and method."""
+    """Print a row per network and method."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--networks", nargs="*", default=["vgg11", "vgg13", "vgg16", "vgg19", "resnet18", "resnet50"])

@@ -24,7 +24,7 @@ def main() -> None:
         for row in compare_methods(*train_pair(2 * number)):
             rows.setdefault(row.name, []).append((row.distance, row.path.barrier, row.middle, row.seconds))
     means = {name: [statistics.mean(column) for column in zip(*found, strict=True)] for name, found in rows.items()}
-    print("| method | L2 distance | test barrier | accuracy half way | seconds | lowest barrier in |")
+    print("| method | L2 distance | test barrier | midpoint accuracy | seconds | lowest barrier in |")
     print("|---" * 6 + "|")
     wins = [min(rows, key=lambda name: rows[name][number][1]) for number in range(options.seeds)]
     for name, (distance, barrier, middle, seconds) in sorted(means.items(), key=lambda item: item[1][1]):

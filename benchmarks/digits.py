@@ -1,7 +1,7 @@
 """Pairs of networks trained on the embedded digits, aligned by every method: ``python -m benchmarks.digits``.
 
 Five pairs of an MLP, of a CNN with batch norm and of two small vision transformers. For each method the mean cost, barrier
-and AUC on the test images, and the accuracy half way; batch-norm statistics are estimated anew along the line. It says
+and AUC on the test images, and the midpoint accuracy; batch-norm statistics are estimated anew along the line. It says
 whether every method more than halves the barrier, and whether the best data-driven Sinkhorn is no worse than weight
 matching.
 """
@@ -25,7 +25,7 @@ CRITERION = nn.functional.cross_entropy
 
 
 class VisionTransformer(nn.Module):
-    """Patches of an image, learnt positions, pre-norm blocks of four heads, the mean of all patches at the end."""
+    """Patches of an image, learned positions, pre-norm blocks of four heads, the mean of all patches at the end."""
 
     def __init__(
         self, width: int = 64, num_blocks: int = 1, image: tuple[int, int] = (1, 8), patch: int = 2, expansion: int = 2

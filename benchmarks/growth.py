@@ -113,7 +113,7 @@ def measure_rebasin(axis: str, size: int, device: str) -> Record:
 
 
 def work(curve: str, axis: str, device: str, sizes: Sequence[int]) -> None:
-    """A worker: a line a size."""
+    """A worker: a line per size."""
     warnings.simplefilter("ignore")
     for size in sizes:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -164,7 +164,7 @@ def floors_of(records: Sequence[Record], axis: str, quantity: str) -> dict[str, 
 
 
 def describe(records: Sequence[Record], axis: str) -> str:
-    """A table: seconds a size, fitted exponents of time and memory, and memory at the largest size."""
+    """A table: seconds per size, fitted exponents of time and memory, and memory at the largest size."""
     sizes = sorted({record["size"] for record in records if record["axis"] == axis})
     lines = [f"| {axis} | " + " | ".join(map(str, sizes)) + " | time grows as | memory | grows as |"]
     lines.append("|---" * (len(sizes) + 4) + "|")

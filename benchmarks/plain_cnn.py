@@ -3,7 +3,7 @@
     python -m benchmarks.plain_cnn --data DATA
 
 trains six networks, 15 s each on one core, aligns each pair by activation matching and by the default with an objective, and
-prints the test accuracy half way after repair, with what each method of the default did to the cost.
+prints the test accuracy of the midpoint after repair, with what each method of the default did to the cost.
 """
 
 import argparse

@@ -27,7 +27,7 @@ POLYNOMIALS: dict[str, tuple[Callable[[Tensor], Tensor], float, float]] = {
 
 
 def make_network(task: str, num_hidden: int, seed: int) -> nn.Module:
-    """A tanh network of ten units a layer, trained unless the task is "Rnd"."""
+    """A tanh network of ten units per layer, trained unless the task is "Rnd"."""
     torch.manual_seed(seed)
     widths = [1, *[10] * num_hidden, 1]
     layers: list[nn.Module] = []
@@ -86,15 +86,16 @@ def main() -> None:
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         records = pool.map(run_trial, trials, chunksize=5)
     methods = ("sinkhorn", "without polish", "weight matching")
-    print(f"{'':14}" + "".join(f"{m:>18}" for m in methods) + f"{'most steps':>12}")
+    print(f"{'':15}" + "".join(f"{m:>18}" for m in methods) + f"{'most steps':>12}")
     for task in ("Rnd", "Pol3", "Pol1"):
         for hidden in (2, 4, 8, 16):
             cell = [r for r in records if r["task"] == task and r["hidden"] == hidden]
             counts = "".join(f"{sum(r[m]['exact'] for r in cell):>10} of {len(cell):<4}" for m in methods)
-            print(f"{task:5}{hidden:>3} hidden{counts}{max(r['sinkhorn']['steps'] for r in cell):>10}")
+            name, steps = "random" if task == "Rnd" else task, max(r["sinkhorn"]["steps"] for r in cell)
+            print(f"{name:6}{hidden:>3} hidden{counts}{steps:>10}")
     for label, chosen in (("2-8 hidden", (2, 4, 8)), ("all", (2, 4, 8, 16))):
         cell = [r for r in records if r["hidden"] in chosen]
-        print(f"{label:14}" + "".join(f"{sum(r[m]['exact'] for r in cell):>10} of {len(cell):<4}" for m in methods))
+        print(f"{label:15}" + "".join(f"{sum(r[m]['exact'] for r in cell):>10} of {len(cell):<4}" for m in methods))
     print(f"{time.perf_counter() - begin:.0f} s on {options.processes} processes")
     if options.out:
         options.out.write_text(json.dumps({"torch": torch.__version__, "records": records}) + "\n")

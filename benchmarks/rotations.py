@@ -6,7 +6,7 @@
     python -m benchmarks.rotations --together [--pairs N] [--steps N]
 
 trains pairs of transformers of three blocks on the embedded digits and prints, for each way to align them, the barrier on
-the line between them on test images and the accuracy half way; six minutes a pair on one core. With --three, the highest
+the line between them on test images and the midpoint accuracy; six minutes per pair on one core. With --three, the highest
 barrier on a grid of 15 points between three of them, aligned to the first or all at once; eight minutes. With --both, one
 end of each pair is moved, or both; two minutes a pair. With --together, permutations are learned in the same steps as bases,
 or stay as they start; four minutes a pair.
@@ -126,7 +126,7 @@ def measure_together(line: dict[str, Any], pairs: int, steps: int, evaluate: Eva
             moved.load_state_dict(learn_together(a, b, start, line, steps, rate).apply(b))
             path = ob.linear_path(a, moved, evaluate, num_points=11)
             found.append((path.barrier, path.metrics["accuracy"][5]))
-    print("| rate of the logits | test barrier, each pair | mean | accuracy half way |\n|---|---|---|---|")
+    print("| rate of the logits | test barrier, each pair | mean | accuracy at the midpoint |\n|---|---|---|---|")
     for rate, found in rows.items():
         barriers, middles = zip(*found, strict=True)
         each, middle = ", ".join(f"{x:.3f}" for x in barriers), ", ".join(f"{x:.1%}" for x in middles)
@@ -179,7 +179,7 @@ def main() -> None:
             path = ob.linear_path(*((a, b) if found is None else (found.target, found.model)), evaluate, num_points=11)
             rows[name].append((path.barrier, path.metrics["accuracy"][5], seconds))
     print(f"Test accuracy of the ends: {', '.join(f'{end:.1%}' for end in ends)}.\n")
-    print("| aligned by | test barrier, each pair | mean | accuracy half way | seconds |\n|---|---|---|---|---|")
+    print("| aligned by | test barrier, each pair | mean | midpoint accuracy | seconds |\n|---|---|---|---|---|")
     for name, found in rows.items():
         barriers, middles, seconds = zip(*found, strict=True)
         each = ", ".join(f"{barrier:.3f}" for barrier in barriers)

@@ -244,7 +244,7 @@ def measure_width(width: int, device: str, who: str) -> Record:
 
 
 def work(who: str, device: str, sizes: Sequence[int], tf32: bool) -> None:
-    """A worker: a line a width."""
+    """A worker: a line per width."""
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -2,7 +2,7 @@
 
     python -m benchmarks.widths [--pairs N] [--steps N] [--networks NAME ...]
 
-prints, for each way to align them, the barrier on the line between them on test images and the accuracy half way; about ten
+prints, for each way to align them, the barrier on the line between them on test images and the midpoint accuracy; about ten
 minutes a pair of transformers on one core. "Widened alone" is the line without any alignment.
 """
 
@@ -59,7 +59,7 @@ def main() -> None:
             "scaling": ob.Scaling(steps=options.steps),
         },
     }
-    print("| network | aligned by | test barrier, each pair | mean | accuracy half way | ends | seconds |")
+    print("| network | aligned by | test barrier, each pair | mean | midpoint accuracy | ends | seconds |")
     print("|---|---|---|---|---|---|---|")
     for network in options.networks:
         make, narrow, wide = NETWORKS[network]

@@ -4,13 +4,16 @@ The pages are plain Markdown that reads on the forge as well. What the site need
 a page for each public object, and links to files outside of ``docs``, which lead to the repository.
 """
 
+import html
 import importlib
 import inspect
 import re
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
+from docutils import nodes
 from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parent
@@ -39,10 +42,10 @@ NAVIGATION = {
         "symmetry",
         "howto/hand-written-symmetries",
     ],
-    "I study loss landscapes": ["method", "sinkhorn", "reproduction", "performance"],
+    "I study loss landscapes": ["howto/loss-landscapes", "method", "sinkhorn", "reproduction", "performance"],
     "I do continual or federated learning": ["howto/continual-learning", "howto/federated-averaging", "continual"],
     "Look up": ["reference/index", "coverage", "howto/add-a-rule"],
-    "Appendix": ["alignment-notes", "reproduction-notes", "continual-notes", "performance-notes", "growth"],
+    "Appendix": ["alignment-notes", "reproduction-notes", "deep-notes", "continual-notes", "performance-notes", "growth"],
 }
 
 project = "onebasin"
@@ -189,8 +192,17 @@ def shorten_signature(
     return signature and re.sub(r"<[^<>]*>", "...", signature), returned
 
 
+def describe_page(app: Sphinx, name: str, template: str, context: dict[str, Any], tree: nodes.document | None) -> None:
+    """Give a page the description that search engines show: its first paragraph."""
+    first = next(tree.findall(nodes.paragraph), None) if tree else None
+    if first is not None:
+        text = html.escape(" ".join(first.astext().split())[:300])
+        context["metatags"] = f'{context.get("metatags", "")}<meta name="description" content="{text}">'
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    app.connect("html-page-context", describe_page)
     app.connect("autodoc-process-signature", shorten_signature)
     app.connect("autodoc-process-docstring", escape_docstring)
     app.connect("builder-inited", write_reference)

@@ -31,8 +31,9 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
     "Operators": {"onebasin": ["sinkhorn", "assign", "AssignmentInfo"]},
     "Between models": {
         "onebasin": [
-            *("interpolate", "linear_path", "LinearPath", "loss_plane", "Plane", "repair", "reset_batch_norm"),
+            *("interpolate", "linear_path", "LinearPath", "loss_plane", "Plane", "mean_loss", "repair", "reset_batch_norm"),
         ],
+        "onebasin.tensors": ["find_layer_distances", "LayerDistance"],
     },
     "Pictures and reports": {
         "onebasin.plots": ["plot_path", "plot_paths", "plot_history", "plot_permutation", "plot_plane", "plot_accuracies"],

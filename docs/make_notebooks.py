@@ -10,13 +10,16 @@ import argparse
 import json
 import re
 import time
+import tomllib
 from pathlib import Path
 
 DOCS = Path(__file__).parent
 PAGES = ("tutorial", "howto/merge-transformers", "howto/custom-objectives")
 """Merge two networks; a pair of transformers; an objective of one's own."""
 MAX_SECONDS = 120
-REPOSITORY = "https://github.com/onebasin/onebasin/blob/main"
+VERSION = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+REPOSITORY = f"https://github.com/onebasin/onebasin/blob/v{VERSION}"
+"""Files as they were at the tag of this version: a page of an old version leads to old files."""
 _BLOCK = re.compile(r"```python\n(.*?)```\n+(?:```text\n.*?```\n)?", flags=re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:|#)([^)\s]+)\)")
 

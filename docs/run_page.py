@@ -19,6 +19,8 @@ from pathlib import Path
 import matplotlib
 import torch
 
+from onebasin.cli.torchvision_operators import declare_missing_operators
+
 PICTURES = Path(__file__).parent / "pictures"
 BLOCKS = re.compile(r"(```python\n(.*?)```\n+)(```text\n.*?```)?", flags=re.DOTALL)
 
@@ -47,6 +49,7 @@ def main() -> None:
     """Run the pages that are named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", type=Path, nargs="+")
+    declare_missing_operators()  # for a torchvision that was built for another torch, which transformers imports
     # The same run gives the same file, date and ids included.
     os.environ["SOURCE_DATE_EPOCH"] = "0"
     matplotlib.use("Agg")

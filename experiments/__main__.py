@@ -21,6 +21,7 @@ EXPERIMENTS = {
     "many": "three and five of those networks merged at once",
     "transformers": "a ViT and two language models, aligned by every kind of symmetry",
     "widening": "narrow networks widened and aligned to wide ones that were trained apart",
+    "porting": "fine-tunes carried over to a network that was trained apart",
     "soft": "the soft midpoint as a merge, against fine-tuning",
     "deep": "networks trained by the recipes of the published results on merging, on CIFAR-10",
 }

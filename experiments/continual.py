@@ -2,7 +2,8 @@
 
 A trial is one row of a table: a strategy on several seeds, side by side on the device. The stages are "rebasin" (the
 authors' settings, and without its parts), "tuned" (the best of a grid on validation data), "authors" (baselines with their
-settings), "seeds" (with the permutation and without it, on twenty seeds) and "cost" (time and memory of a step).
+settings), "front" (accuracy against forgetting), "seeds" (with the permutation and without it, on twenty seeds) and "cost"
+(time and memory of a step).
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from torch import Tensor, nn
 import onebasin as ob
 from experiments import continual_tables
 from experiments.continual_networks import ResNet18, StackedMLP, make_mlp
-from experiments.continual_settings import TUNING, Variant, list_trials
+from experiments.continual_settings import LIMITS, TUNING, Variant, list_trials
 from onebasin import continual
 from onebasin.continual import AccuracyMatrix
+from onebasin.tracing import Kinds
 
 STRATEGIES: dict[str, Callable[..., continual.Strategy]] = {
     "finetune": continual.Finetune,
@@ -69,15 +71,29 @@ def _run_trial(config: dict[str, Any], device: str) -> dict[str, Any]:
     begin = time.perf_counter()
     variant, tuning = config["variants"][0], []
     if len(config["variants"]) > 1:
-        seeds, num_tasks = TUNING[config["benchmark"]]
-        stream = _make_stream(config["benchmark"], True, device).first(min(num_tasks, config["num_tasks"]))
-        tuning = _run_side_by_side(config, config["variants"], seeds, stream, device)
+        on = TUNING[config["benchmark"]]
+        stream = _make_stream(config["benchmark"], True, device).first(min(on.num_tasks, config["num_tasks"]))
+        tuning = _run_side_by_side(config, config["variants"], on.seeds, stream, device)
         tuning = [run for run in tuning if len(run["rows"]) == len(stream)]
-        variant = max(tuning, key=lambda run: AccuracyMatrix(run["rows"]).average)["variant"]
+        variant = choose(tuning)
     stream = _make_stream(config["benchmark"], False, device).first(config["num_tasks"])
-    runs = _run_side_by_side(config, [variant], config["seeds"], stream, device)
+    limits = {limit: choose(tuning, limit) for limit in LIMITS if config["stage"] == "front"}
+    found = {  # a setting that is chosen twice runs once
+        str(each): _run_side_by_side(config, [each], config["seeds"], stream, device)
+        for each in {str(each): each for each in (variant, *limits.values()) if each is not None}.values()
+    }
+    result: dict[str, Any] = {"runs": found[str(variant)], "tuning": tuning}
+    if config["stage"] == "front":
+        result["front"] = [{"limit": limit, "runs": found[str(each)]} for limit, each in limits.items() if each is not None]
     peak = torch.cuda.max_memory_allocated() if device.startswith("cuda") else None
-    return {"runs": runs, "tuning": tuning, "seconds": round(time.perf_counter() - begin, 2), "peak_memory": peak}
+    return {**result, "seconds": round(time.perf_counter() - begin, 2), "peak_memory": peak}
+
+
+def choose(tuning: list[dict[str, Any]], limit: float = 1.0) -> Variant | None:
+    """The setting with the best mean accuracy among those that forget at most this much; None if there is none."""
+    matrices = [(run["variant"], AccuracyMatrix(run["rows"])) for run in tuning]
+    allowed = [(variant, matrix.average) for variant, matrix in matrices if matrix.forgetting <= limit]
+    return max(allowed, key=lambda each: each[1])[0] if allowed else None
 
 
 def _run_side_by_side(
@@ -118,7 +134,8 @@ def _follow(strategy: continual.Strategy, stream: continual.Stream, rows: list[T
 def make_strategy(config: dict[str, Any], variant: Variant, seeds: list[int], device: str) -> continual.Strategy:
     """The strategy of a run, from plain values; with several seeds, of as many networks in one."""
     dropout = variant.get("dropout", 0.0)
-    model, symmetry = _make_model(config["benchmark"], config["layers"], tuple(seeds), _is_stacked(config), dropout)
+    kinds = config.get("kinds", "permutation")
+    model, symmetry = _make_model(config["benchmark"], config["layers"], tuple(seeds), _is_stacked(config), dropout, kinds)
     capture = device.startswith("cuda") and "ONEBASIN_EAGER" not in os.environ
     options = {**variant, "seed": seeds[0], "members": len(seeds), "capture": capture}
     lr, momentum = options.pop("lr", None), options.pop("momentum", 0.0)
@@ -141,15 +158,15 @@ def make_strategy(config: dict[str, Any], variant: Variant, seeds: list[int], de
 
 
 def _is_stacked(config: dict[str, Any]) -> bool:
-    """Whether the seeds of a trial are one network. Activation matching needs each by itself, and its traced symmetry.
+    """Whether the seeds of a trial are one network. Activation matching and scales need each by itself, traced.
 
     The seeds of a stack share the generator of their memories, so a network by itself has other examples.
     """
-    return config["benchmark"] == "mnist" and config["strategy"] != "clewi"
+    return config["benchmark"] == "mnist" and config["strategy"] != "clewi" and "kinds" not in config
 
 
 def _make_model(
-    benchmark: str, layers: int, seeds: tuple[int, ...], stacked: bool, dropout: float
+    benchmark: str, layers: int, seeds: tuple[int, ...], stacked: bool, dropout: float, kinds: Kinds
 ) -> tuple[nn.Module, ob.Symmetry]:
     networks: list[nn.Module] = []
     for seed in seeds:
@@ -158,20 +175,22 @@ def _make_model(
     if stacked:
         stack = StackedMLP(networks, dropout)
         return stack, stack.symmetry()
-    return networks[0], _trace(benchmark, layers)
+    return networks[0], _trace(benchmark, layers, kinds)
 
 
 @functools.cache
-def _trace(benchmark: str, layers: int) -> ob.Symmetry:
+def _trace(benchmark: str, layers: int, kinds: Kinds) -> ob.Symmetry:
     if benchmark == "mnist":
-        return ob.symmetry(make_mlp(layers), torch.rand(2, 1, 28, 28))
-    return ob.symmetry(ResNet18(), torch.rand(2, 3, 32, 32))
+        return ob.symmetry(make_mlp(layers), torch.rand(2, 1, 28, 28), kinds=kinds)
+    return ob.symmetry(ResNet18(), torch.rand(2, 3, 32, 32), kinds=kinds)
 
 
 @functools.cache
 def _make_stream(benchmark: str, validation: bool, device: str) -> continual.Stream:
-    make = continual.rotated_mnist if benchmark == "mnist" else continual.split_cifar100
-    return make(validation=validation, device=device)
+    if benchmark == "mnist":
+        return continual.rotated_mnist(validation=validation, device=device)
+    seed = TUNING["cifar"].class_seed if validation else None
+    return continual.split_cifar100(validation=validation, device=device, seed=seed)
 
 
 def _run_cost(config: dict[str, Any], device: str) -> dict[str, Any]:

@@ -2,19 +2,38 @@
 
 A variant is a dictionary of options of a strategy; what it does not name has the library's default. A trial with one variant
 runs it on the test data. One with several first chooses the one with the best mean accuracy on validation data (held-out
-training images, a seed of its own; on CIFAR the first three tasks alone), and runs that on the test data.
+training images, a seed of its own; on CIFAR ten tasks of classes in another order), and runs that on the test data. In the
+stage "front" it also runs the best of those that forget little.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 Variant = dict[str, Any]
 Trial = dict[str, Any]
 
 SEEDS = [0, 1, 2, 3, 4]  # five, or the table has no test of a difference
-TUNING = {"mnist": ([100], 20), "cifar": ([100], 3)}  # seeds that no test has, and tasks
+
+
+class Tuning(NamedTuple):
+    """On what settings are chosen.
+
+    Attributes:
+        seeds: That no test has.
+        num_tasks: Of the stream.
+        class_seed: Shuffles the classes of the stream; None keeps their order.
+    """
+
+    seeds: list[int]
+    num_tasks: int
+    class_seed: int | None = None
+
+
+TUNING = {"mnist": Tuning([100], 20), "cifar": Tuning([100], 10, class_seed=1)}
+LIMITS = (0.06, 0.1)
+"""Of the forgetting on validation data, in the stage "front"."""
 
 
 # ---------------------------------------------------------------------------------------------------- the authors' settings
@@ -97,7 +116,7 @@ _CIFAR_RESIDUALS = [
         (0.05, None, 1e-3, 50),
     )
 ]
-# With the answers kept: a lighter hand, since they too hold the network.
+# With stored outputs: less decay, since they too hold the network.
 _MNIST_RECALLS = [
     {"recall": recall, "clip": clip, "decay": decay, "weighting": "equal"}
     for recall in (0.5, 1.0)
@@ -189,6 +208,44 @@ TUNED: dict[str, list[tuple[str, str, list[Variant]]]] = {
         ("CLeWI", "clewi", _extend({**_CIFAR, "replay_size": 10}, _INTERPOLATED)),
     ],
 }
+# Fronts: what trades accuracy for forgetting. The same grids with the permutation, without it, and with scales.
+_MNIST_FRONT = grid(
+    recall=[0.25, 0.5, 1.0], clip=[3e-3, None], decay=[0.001, 0.01], settle=[0.25, 0.5, 0.75], weighting=["equal"]
+)
+_CIFAR_FRONT = grid(
+    recall=[0.1, 0.5, 1.0], lr=[0.01, 0.03, 0.1], decay=[1e-4], clip=[None], settle=[0.0, 0.5], replay_size=[50],
+    weighting=["equal"],
+)  # fmt: skip
+_SHARP: list[Variant] = [{"mass": 0.9}, {"mass": 0.99}]
+FRONTS: dict[str, list[tuple[str, str, list[Variant], str]]] = {
+    "mnist": [
+        ("re-basin", "rebasin", _extend(_MNIST, _start_at([{"mass": 0.9}], _MNIST_FRONT)), ""),
+        ("re-basin with scales", "rebasin", _extend(_MNIST, _start_at([{"mass": 0.9}], _MNIST_FRONT)), "positive"),
+        ("residual alone", "rebasin", _extend({**_MNIST, "groups": []}, _MNIST_FRONT), ""),
+        ("DER++", "derpp", _extend(_MNIST, grid(lr=[0.003, 0.01, 0.03, 0.1], alpha=[0.1, 0.25, 0.5, 1.0, 2.0, 4.0])), ""),
+        ("replay", "replay", _extend(_MNIST, grid(lr=[0.003, 0.01, 0.03, 0.1], weighting=["pooled", "equal"])), ""),
+    ],
+    "cifar": [
+        ("re-basin", "rebasin", _extend(_CIFAR, _start_at(_SHARP, _CIFAR_FRONT)), ""),
+        ("re-basin with scales", "rebasin", _extend(_CIFAR, _start_at(_SHARP[1:], _CIFAR_FRONT)), "positive"),
+        ("residual alone", "rebasin", _extend({**_CIFAR, "groups": []}, _CIFAR_FRONT), ""),
+        (
+            "DER++",
+            "derpp",
+            _extend(
+                {**_CIFAR, "reset_norms": True, "replay_size": 50},
+                grid(lr=[0.01, 0.03, 0.1, 0.3], alpha=[0.03, 0.1, 0.2, 0.5, 1.0]),
+            ),
+            "",
+        ),
+        (
+            "replay",
+            "replay",
+            _extend({**_CIFAR, "reset_norms": True, "replay_size": 50}, grid(lr=[0.01, 0.03, 0.1], weighting=["equal"])),
+            "",
+        ),
+    ],
+}
 # Rows that are tuned for two hidden layers too.
 _DEEPER = (
     "re-basin",
@@ -212,7 +269,9 @@ def list_trials(quick: bool) -> list[Trial]:
             ("gradient to rounding", "rebasin", [{**small, "noise": 0.1, "solver_steps": 200}]),
             ("replay", "replay", [{**small, "lr": lr, "first_lr": 1e-3} for lr in (0.03, 0.1)]),
         ]
-        return [_trial("tuned", "mnist", row, name, variants, [0], num_tasks=3) for row, name, variants in rows]
+        trials = [_trial("tuned", "mnist", row, name, variants, [0], num_tasks=3) for row, name, variants in rows]
+        scaled = [{**small, "mass": mass, "recall": 0.5} for mass in (0.9, 0.99)]
+        return [*trials, _trial("front", "mnist", "re-basin with scales", "rebasin", scaled, [0], 3, kinds="positive")]
     trials = [
         _trial("rebasin", "cifar", "all permuted", "rebasin", [REBASIN_CIFAR]),
         # They permuted linear layers only, and this network has no hidden one.
@@ -223,6 +282,9 @@ def list_trials(quick: bool) -> list[Trial]:
     for benchmark in ("cifar", "mnist"):
         trials += [_trial("authors", benchmark, name, name, [variant]) for name, variant in AUTHORS[benchmark].items()]
         trials += [_trial("tuned", benchmark, row, name, variants) for row, name, variants in TUNED[benchmark]]
+        trials += [
+            _trial("front", benchmark, row, name, variants, kinds=kinds) for row, name, variants, kinds in FRONTS[benchmark]
+        ]
     trials += [
         _trial("tuned", "mnist", row, name, variants, layers=2) for row, name, variants in TUNED["mnist"] if row in _DEEPER
     ]
@@ -244,8 +306,10 @@ def _trial(
     seeds: list[int] | None = None,
     num_tasks: int = 20,
     layers: int = 1,
+    kinds: str = "",
 ) -> Trial:
     trial = {"stage": stage, "benchmark": benchmark, "row": row, "strategy": strategy, "num_tasks": num_tasks}
+    trial |= {"kinds": kinds} if kinds else {}  # a trial is known by its entries, and earlier ones have none
     return {**trial, "layers": layers, "seeds": seeds or SEEDS, "variants": variants}
 
 

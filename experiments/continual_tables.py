@@ -30,6 +30,12 @@ PAIRS = [
     ("tuned", "re-basin, settled, answers kept", "delta alone, answers kept"),
     ("tuned", "re-basin, settled, answers kept", "DER++"),
 ]
+_WORDS = {
+    "settled, answers kept": "stored outputs, late steps",
+    "answers kept": "stored outputs",
+    "delta alone": "residual alone",
+}
+"""What the rows of the records are called in tables and pictures."""
 MIN_SEEDS = 5
 """With fewer pairs a difference is not tested."""
 _ABOUT_TESTS = (
@@ -72,6 +78,7 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
                     hidden = f", {layers} hidden layer{'s' if layers > 1 else ''}" if benchmark == "mnist" else ""
                     parts += [f"## {title}{hidden}: {about}", _table(rows, benchmark)]
         parts += _difference_table(good, benchmark, title)
+        parts += _front_table(good, benchmark, title)
         parts += _tuning_table(good, benchmark, title) + _cost_table(good, benchmark, title)
     seconds = sum(record["seconds"] for record in good)
     parts.append(f"{len(good)} trials, {seconds:.0f} s in all, several of them at a time; {_describe_machines(good)}.")
@@ -81,6 +88,7 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "continual.md", lambda file: _write(file, text))
     _draw_curves(good, folder)
+    _draw_fronts(good, folder)
 
 
 def drop_superseded(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -170,23 +178,65 @@ def _difference_table(records: list[dict[str, Any]], benchmark: str, title: str)
             header = ["", *(f"after {place} tasks" for place in places)]
             hidden = f", {layers} hidden" if benchmark == "mnist" else ""
             found = [compare(rows[with_it], rows[without], place) for place in places]
-            lines.append([f"{stage}: {with_it} - {without}{hidden}", *map(str, found)])
+            lines.append([f"{stage}: {_name(with_it)} - {_name(without)}{hidden}", *map(str, found)])
     return [f"## {title}: differences in accuracy", markdown(header, lines)] if lines else []
 
 
 def _table(rows: dict[str, dict[int, Run]], benchmark: str) -> str:
     reference = next((row for row in ("as the authors", "re-basin") if row in rows), None)
-    header = ["", "accuracy %", "forgetting", "since learnt", "units moved", "seeds", "difference to re-basin", "paper"]
+    header = ["", "accuracy %", "forgetting", "since learned", "units moved", "seeds", "difference to re-basin", "paper"]
     lines = []
     for row, found in rows.items():
         accuracy, forgetting, drop = scores(found.values())
         moved = [share for run in found.values() for share in run["moved"]]
-        cells = [row, f"{accuracy.mean():.2f} ± {_deviation(accuracy):.2f}"]
+        cells = [_name(row), f"{accuracy.mean():.2f} ± {_deviation(accuracy):.2f}"]
         cells += [f"{forgetting.mean():.3f} ± {_deviation(forgetting):.3f}", f"{drop.mean():.3f}"]
         cells += [f"{100 * float(np.mean(moved)):.0f} %" if moved else "", str(len(found))]
         cells.append("" if reference is None or row == reference else str(compare(found, rows[reference])))
         lines.append([*cells, PAPER[benchmark].get(row, "")])
     return markdown(header, lines)
+
+
+PUBLISHED = {
+    "mnist": {"the paper": (78.14, 0.12), "MC-SGD, published": (82.3, 0.08)},
+    "cifar": {"the paper": (51.34, 0.07), "MC-SGD, published": (63.3, 0.06)},
+}
+"""Accuracy in percent and forgetting, beside the fronts."""
+
+
+def _fronts(records: Iterable[dict[str, Any]], benchmark: str) -> dict[str, dict[str, Any]]:
+    """The results of the stage "front" by row."""
+    found = (r for r in records if (r["config"]["stage"], r["config"]["benchmark"]) == ("front", benchmark))
+    return {record["config"]["row"]: record["result"] for record in found}
+
+
+def _front_table(records: list[dict[str, Any]], benchmark: str, title: str) -> list[str]:
+    """For each strategy the best setting, and the best of those that forgot little on validation data, on test data."""
+    fronts, lines = _fronts(records, benchmark), []
+    peer = {run["seed"]: run for run in fronts.get("DER++", {}).get("runs", ())}
+    for row, result in fronts.items():
+        points = [("best accuracy", result["runs"])]
+        points += [(f"forgets at most {point['limit']}", point["runs"]) for point in result["front"]]
+        for chosen, runs in points:
+            accuracy, forgetting, _ = scores(runs)
+            difference = str(compare({run["seed"]: run for run in runs}, peer)) if peer and row != "DER++" else ""
+            numbers = [f"{v.mean():.{d}f} ± {_deviation(v):.{d}f}" for v, d in ((accuracy, 2), (forgetting, 3))]
+            lines.append([row, chosen, *numbers, difference, f"`{json.dumps(runs[0]['variant'])}`"])
+    header = ["", "chosen on validation data", "accuracy %", "forgetting", "difference to DER++ at its best", "setting"]
+    return [f"## {title}: accuracy against forgetting", markdown(header, lines)] if lines else []
+
+
+def find_front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Of points (accuracy, forgetting) those that no other one is ahead of in both, by rising forgetting.
+
+    >>> find_front([(0.5, 0.1), (0.6, 0.2), (0.4, 0.15)])
+    [(0.5, 0.1), (0.6, 0.2)]
+    """
+    front: list[tuple[float, float]] = []
+    for accuracy, forgetting in sorted(points, key=lambda point: (point[1], -point[0])):
+        if not front or accuracy > front[-1][0]:
+            front.append((accuracy, forgetting))
+    return front
 
 
 def _tuning_table(records: list[dict[str, Any]], benchmark: str, title: str) -> list[str]:
@@ -205,7 +255,7 @@ def _tuning_table(records: list[dict[str, Any]], benchmark: str, title: str) -> 
                 if run["variant"] == record["result"]["runs"][0]["variant"]:
                     edges = find_edges(run["variant"], config["variants"])
                     chosen = f"yes, at an edge of {', '.join(edges)}" if edges else "yes"
-                lines.append([config["row"], f"`{json.dumps(own)}`", *numbers, chosen])
+                lines.append([_name(config["row"]), f"`{json.dumps(own)}`", *numbers, chosen])
     header = ["", "setting", "accuracy %", "forgetting", "chosen"]
     return [f"## {title}: grids on validation data", markdown(header, lines)] if lines else []
 
@@ -230,7 +280,7 @@ def _cost_table(records: list[dict[str, Any]], benchmark: str, title: str) -> li
         return []
     lines = []
     for row, found in costs.items():
-        cells = [row]
+        cells = [_name(row)]
         for capture in (True, False):
             if capture in found and capture in costs["replay"]:
                 now, other = found[capture]["milliseconds"], costs["replay"][capture]["milliseconds"]
@@ -249,6 +299,12 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def _name(row: str) -> str:
+    for word, other in _WORDS.items():
+        row = row.replace(word, other)
+    return row
+
+
 def _deviation(values: np.ndarray) -> float:
     return float(values.std(ddof=1)) if len(values) > 1 else 0.0
 
@@ -263,12 +319,12 @@ def _write(file: Path, text: str) -> None:
 
 
 def _draw_curves(records: list[dict[str, Any]], folder: Path) -> None:
-    """For each benchmark, the mean accuracy of the tasks so far over time, a line a strategy."""
+    """For each benchmark, the mean accuracy of the tasks so far over time, a line per strategy."""
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
 
-        from onebasin.plots import COLORS
+        from onebasin.plots.style import COLORS
     except ImportError:
         print("for pictures: pip install 'onebasin[plots]'")
         return
@@ -283,10 +339,38 @@ def _draw_curves(records: list[dict[str, Any]], folder: Path) -> None:
             means = np.array([[100 * np.mean(line) for line in run["rows"]] for run in found.values()])
             steps, middle, spread = np.arange(1, means.shape[1] + 1), means.mean(0), means.std(0)
             color, style = COLORS[number % len(COLORS)], "-" if number < len(COLORS) else "--"
-            ax.plot(steps, middle, style, color=color, label=row, linewidth=2 if row == "re-basin" else 1.2)
+            ax.plot(steps, middle, style, color=color, label=_name(row), linewidth=2 if row == "re-basin" else 1.2)
             ax.fill_between(steps, middle - spread, middle + spread, color=color, alpha=0.15, linewidth=0)
-        ax.set(xlabel="tasks learnt", ylabel="mean accuracy of the tasks so far, %", title=title)
+        ax.set(xlabel="tasks learned", ylabel="mean accuracy of the tasks so far, %", title=title)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.spines[["top", "right"]].set_visible(False)
         ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
         figure.savefig(folder / f"continual-{benchmark}.svg")
+
+
+def _draw_fronts(records: list[dict[str, Any]], folder: Path) -> None:
+    """Accuracy against forgetting: on validation data the front of each strategy, on test data what was chosen."""
+    fronts = {benchmark: found for benchmark in BENCHMARKS if (found := _fronts(records, benchmark))}
+    if not fronts:
+        return
+    from matplotlib.figure import Figure
+
+    from onebasin.plots.style import COLORS
+
+    figure = Figure(figsize=(5.6 * len(fronts), 4.2), layout="constrained")
+    for ax, (benchmark, found) in zip(figure.subplots(1, len(fronts), squeeze=False)[0], fronts.items(), strict=True):
+        for color, (row, result) in zip(COLORS, found.items(), strict=False):
+            matrices = [AccuracyMatrix(run["rows"]) for run in result["tuning"]]
+            front = find_front((100 * matrix.average, matrix.forgetting) for matrix in matrices)
+            ax.plot([f for _, f in front], [a for a, _ in front], "--", color=color, linewidth=1, alpha=0.6)
+            for runs in (result["runs"], *(point["runs"] for point in result["front"])):
+                accuracy, forgetting, _ = scores(runs)
+                spread = {"xerr": _deviation(forgetting), "yerr": _deviation(accuracy)}
+                label = row if runs is result["runs"] else None
+                ax.errorbar(forgetting.mean(), accuracy.mean(), **spread, fmt="o", color=color, label=label, capsize=2)
+        for marker, (name, (accuracy, forgetting)) in zip("*D", PUBLISHED[benchmark].items(), strict=True):
+            ax.plot(forgetting, accuracy, marker, color="black", markersize=9, label=name)
+        ax.set(xlabel="forgetting", ylabel="accuracy, %", title=BENCHMARKS[benchmark])
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.legend(frameon=False, fontsize=8)
+    figure.savefig(folder / "continual-front.svg")

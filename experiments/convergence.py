@@ -25,7 +25,7 @@ def configs(quick: bool) -> list[dict[str, Any]]:
 
 
 def run(config: dict[str, Any], device: str) -> dict[str, Any]:
-    """Train, permute, and follow the descent, without the first look and the final polish."""
+    """Train, permute, and follow the descent, without copy detection and the final polish."""
     model, example = _make(config, device)
     symmetry = ob.symmetry(model, example)
     planted = symmetry.random(torch.Generator().manual_seed(config["seed"] + 1))

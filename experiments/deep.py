@@ -1,8 +1,8 @@
-"""Deep networks trained by the recipes of the published results on merging, aligned and measured half way (CIFAR-10).
+"""Deep networks trained by the recipes of the published results on merging, aligned and measured at the midpoint (CIFAR-10).
 
 Three pairs per recipe: of six networks where that many are cheap to train, of three otherwise. Methods see training images
 alone, and have the same settings in every row; those of the scales were chosen after looking at test accuracy of two pairs
-of "vgg11" and two of "resnet20-short". Activations are compared on 10,000 images; statistics half way are estimated on
+of "vgg11" and two of "resnet20-short". Activations are compared on 10,000 images; statistics are estimated on
 50,000 augmented ones, as in REPAIR. Scales of networks without norms are those of their normalised twins. Methods without
 data see synthetic images alone, made from the norms of the two networks or drawn.
 """
@@ -39,6 +39,8 @@ METHODS = {
     "synthetic+scales": "activation matching on synthetic images, then scales (no data)",
     "drawn": "activation matching on drawn images (no data)",
     "drawn+scales": "activation matching on drawn images, then scales (no data)",
+    "drawn-wm+scales": "weight matching, then scales on drawn images (no data)",
+    "drawn-l2+scales": "Sinkhorn L2, then scales on drawn images (no data)",
 }
 PUBLISHED = {
     "vgg11": "84.9 (REPAIR)",
@@ -75,7 +77,7 @@ def run(config: dict[str, Any], device: str) -> dict[str, Any]:
 
 
 def measure_pair(config: dict[str, Any], target: nn.Module, source: nn.Module, device: str) -> dict[str, Any]:
-    """Align a network to another by a method, and measure the line between them with statistics put right."""
+    """Align a network to another by a method, and measure the line between them with statistics corrected."""
     images, labels = load_images("train", device)
     torch.manual_seed(0)
     data = list(zip(images.split(BATCH), labels.split(BATCH), strict=True))
@@ -138,6 +140,8 @@ def _align(
         "am": {"method": ob.ActivationMatching(num_batches=20), "data": shuffled},
         "synthetic": {"method": ob.ActivationMatching(), "data": shuffled},
         "drawn": {"method": ob.ActivationMatching(num_batches=20), "data": shuffled},
+        "drawn-wm": {"method": "weight-matching"},
+        "drawn-l2": {"method": "sinkhorn"},
     }[first]
     found = ob.align(source, to=target, symmetry=replace(symmetry, scales={}), **start)
     if not then:
@@ -194,11 +198,11 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
         "",
         *(_verdict(recipe, records) for recipe in RECIPES if any(r["config"]["recipe"] == recipe for r in records)),
         "",
-        "Test accuracy half way between two networks, with statistics put right on 50,000 augmented training images.",
+        "Test accuracy at the midpoint between two networks, with statistics corrected on 50,000 augmented training images.",
         "Rows with fewer pairs than others are not comparable with them: see the column of each pair.",
         "The settings of scales were chosen after looking at test accuracy of two pairs of vgg11 and two of resnet20-short.",
         "",
-        f"| network | published | method | ends | half way, plain | repaired | each pair | {' | '.join(OTHER_FORMS)} "
+        f"| network | published | method | ends | midpoint, plain | repaired | each pair | {' | '.join(OTHER_FORMS)} "
         "| test barrier | seconds | pairs |",
         "|---" * (10 + len(OTHER_FORMS)) + "|",
     ]
@@ -236,7 +240,7 @@ _DRAWN = {
 
 
 def _draw_midpoints(records: list[dict[str, Any]], file: Path) -> None:
-    """Accuracy half way by these methods, for each recipe that has the last of them."""
+    """Midpoint accuracy by these methods, for each recipe that has the last of them."""
     rows: dict[str, dict[str, float]] = {}
     ends, published = {}, {}
     for recipe, name in _NAMES.items():
@@ -256,7 +260,7 @@ def _draw_midpoints(records: list[dict[str, Any]], file: Path) -> None:
 
 
 def _rows_without_data(records: list[dict[str, Any]]) -> list[str]:
-    """Accuracy half way with statistics estimated on synthetic images too, where that was measured."""
+    """Midpoint accuracy with statistics estimated on synthetic images too, where that was measured."""
     key, lines = "half way, without data", []
     for recipe in RECIPES:
         for method, label in METHODS.items():

@@ -98,7 +98,7 @@ def _share_moved(permutation: ob.Permutation) -> float:
 
 
 class _Evaluation:
-    """Loss and accuracy of a point of the line, its units' statistics put right first if a symmetry is given."""
+    """Loss and accuracy of a point of the line, its units' statistics corrected first if a symmetry is given."""
 
     def __init__(self, splits: dict[str, Data], ends: list[nn.Module], batches: list[Any], symmetry: ob.Symmetry | None):
         self.splits, self.ends, self.batches, self.symmetry = splits, ends, batches, symmetry

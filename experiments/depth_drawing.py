@@ -31,7 +31,7 @@ def draw_all(records: list[dict[str, Any]], folder: Path) -> None:
             if chosen:
                 rows.append([label, *_row(chosen)])
         if rows:
-            header = [network, "test barrier", "test AUC", "accuracy half way", "train barrier"]
+            header = [network, "test barrier", "test AUC", "midpoint accuracy", "train barrier"]
             header += [f"{name}, repaired" for name in header[1:]]
             tables.append(([*header, "units moved", "seconds"], rows))
     write_markdown(folder / "depth.md", "Deep networks on CIFAR-10", tables, records)
@@ -56,7 +56,7 @@ def _each(values: list[float], digits: int = 3) -> str:
 
 
 def _draw_vgg_curves(records: list[dict[str, Any]], folder: Path) -> None:
-    """Loss and accuracy of the first pair along the line; dotted, with the units' statistics put right."""
+    """Loss and accuracy of the first pair along the line; dotted, with the units' statistics corrected."""
     figure, axes = new_figure(2, 2, width=9.5, height=6.6)
     for row, network in zip(axes, ("vgg11", "vgg19"), strict=True):
         for method, label in METHODS.items():

@@ -1,4 +1,4 @@
-"""Pictures of what is left between two networks: the loss on the line, and the accuracy half way."""
+"""Pictures of what is left between two networks: the loss on the line, and the midpoint accuracy."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ def draw_lines(panels: Mapping[str, Mapping[str, Sequence[float]]], file: Path) 
             weights = [step / (len(values) - 1) for step in range(len(values))]
             axes.plot(weights, values, label=method, linewidth=1.8, **line_style(number, len(losses)))
         axes.set_title(network, fontsize=10)
-        axes.set_xticks([0, 0.5, 1], ["A", "half way", "B"])
+        axes.set_xticks([0, 0.5, 1], ["A", "midpoint", "B"])
         axes.spines[["top", "right"]].set_visible(False)
     first = figure.axes[0]
     first.set_ylabel("test loss")
@@ -30,7 +30,7 @@ def draw_lines(panels: Mapping[str, Mapping[str, Sequence[float]]], file: Path) 
 def draw_midpoints(
     rows: Mapping[str, Mapping[str, float]], ends: Mapping[str, float], published: Mapping[str, float], file: Path
 ) -> None:
-    """A row per network, with the accuracy half way in percent by each method, beside the ends and what is published."""
+    """A row per network, with the midpoint accuracy in percent by each method, beside the ends and what is published."""
     figure = Figure(figsize=(9, 0.42 * len(rows) + 1.5), layout="constrained")
     axes = figure.subplots()
     methods = list(dict.fromkeys(method for row in rows.values() for method in row))
@@ -44,7 +44,7 @@ def draw_midpoints(
     points = [(published[network], y) for y, network in enumerate(rows) if network in published]
     axes.plot(*zip(*points, strict=True), "*", color="black", mfc="white", markersize=11, label="published", zorder=3)
     axes.set_yticks(range(len(rows)), list(rows))
-    axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel="test accuracy half way, %")
+    axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel="test accuracy at the midpoint, %")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     figure.legend(loc="outside upper center", ncols=4, frameon=False, handletextpad=0.3)

@@ -1,7 +1,7 @@
 """Is the soft midpoint a good merge? Against the repaired hard midpoint fine-tuned for as many steps on the same images.
 
-A soft permutation mixes the units of a network, and a descent on the loss half way trains that mixture. The result is no
-longer half way to the second network, but it is a network that fits the data. Both candidates start from activation
+A soft permutation mixes the units of a network, and a descent on the loss at the midpoint trains that mixture. The result
+is no longer a midpoint of the two networks, but it is a network that fits the data. Both candidates start from activation
 matching, take the same number of steps on the same augmented images, and have their statistics estimated on the same ones.
 """
 
@@ -21,10 +21,10 @@ from experiments.anchor_networks import BATCH, RECIPES, augment, load_images, tr
 from experiments.deep import CRITERION, Augmented, measure
 
 METHODS = {
-    "hard": "activation matching, half way",
+    "hard": "activation matching, midpoint",
     "soft": "soft midpoint",
-    "fine-tuned 0.0001": "half way, fine-tuned, Adam 1e-4",
-    "fine-tuned 0.001": "half way, fine-tuned, Adam 1e-3",
+    "fine-tuned 0.0001": "midpoint, fine-tuned, Adam 1e-4",
+    "fine-tuned 0.001": "midpoint, fine-tuned, Adam 1e-3",
 }
 
 

@@ -25,7 +25,7 @@ INITS, DEPTHS = ("Rnd", "Pol3", "Pol1"), (2, 4, 8)
 METHODS = {
     "wm": "weight matching",
     "wm-restarts": "weight matching, restarts for as long as ours takes",
-    "sinkhorn": "Sinkhorn L2 (ours): first look, then descent and polish",
+    "sinkhorn": "Sinkhorn L2 (ours), defaults: copy detection, then descent and polish",
     "sinkhorn-descent": "Sinkhorn L2 (ours), descent and polish",
     "sinkhorn-no-polish": "Sinkhorn L2 (ours), descent alone",
     "sinkhorn-restarts": "Sinkhorn L2 (ours), descent and polish, up to 5 restarts",
@@ -44,7 +44,7 @@ def configs(quick: bool) -> list[dict[str, Any]]:
 
 
 def make_networks(init: str, hidden: int, seeds: list[int]) -> list[nn.Module]:
-    """Ten units a layer; of "Rnd" every parameter is normal, as in the paper."""
+    """Ten units per layer; of "Rnd", random networks, every parameter is normal, as in the paper."""
     task: Task = replace(TASKS["Pol1" if init == "Rnd" else init], widths=(1, *[10] * hidden, 1))
     models = []
     stack = None if init == "Rnd" else trained_networks(task, seeds, "cpu")
@@ -126,7 +126,11 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
                 if what == "exact":
                     total = sum(sum(v) for v in by.values())
                     rows[-1].append(f"{total} of {sum(len(v) for v in by.values())}")
-        header = [what.replace("_", " "), *[f"{i} {h}" for i, h in columns], *(["all"] if what == "exact" else [])]
+        header = [
+            what.replace("_", " "),
+            *[f"{'random' if i == 'Rnd' else i} {h}" for i, h in columns],
+            *(["all"] if what == "exact" else []),
+        ]
         lines.append((header, rows))
     write_markdown(folder / "table1.md", "Table 1: planted permutations", lines, records)
 

@@ -220,7 +220,7 @@ def _align_by_authors(pairs: Pairs, kind: str) -> Stack:
 
 
 def _repaired_curves(pairs: Pairs, data: Data) -> tuple[np.ndarray, np.ndarray]:
-    """Every point of the naive line with the statistics of its units put right, on two batches of training data."""
+    """Every point of the naive line with the statistics of its units corrected, on two batches of training data."""
     losses, accuracies = [], []
     for weight in np.linspace(0, 1, NUM_POINTS):
         states = []

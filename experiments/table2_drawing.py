@@ -88,7 +88,7 @@ def _column(cells: Cells, task: str, width: int) -> Table:
     header = [
         f"{task}, width {width}; ends: {ends['train']:.3f} train, {ends['test']:.3f} test",
         "train barrier", "/ naive", "train AUC", "test barrier", "/ naive", "test AUC",
-        "p, as WM", "p, as STE", "accuracy half way", "seconds a pair", "paper's / naive", "pairs",
+        "p, as WM", "p, as STE", "midpoint accuracy", "seconds per pair", "paper's / naive", "pairs",
     ]  # fmt: skip
     return header, rows
 

@@ -32,7 +32,7 @@ class Recipe:
     """A network and how it is trained: AdamW, warm-up over a twentieth of the steps, then half a cosine.
 
     Attributes:
-        network: "vit", "gpt" or "llama".
+        network: "vit", "vit-100" (for the classes of CIFAR-100), "gpt" or "llama".
         width: of the residual stream.
         num_blocks: attention and MLP each.
         num_heads: of attention; "llama" has half as many for keys and values.
@@ -68,6 +68,8 @@ RECIPES = {
 }
 """Of the text, 5,000 steps are 100 epochs."""
 VOCABULARY = 1024
+NUM_CLASSES = {"vit": 10, "vit-100": 100}
+"""Of networks that read images."""
 _STEPS_BETWEEN_LOOKS = 50
 _MEAN, _STD = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
 """Of the channels of CIFAR-10, from 0 to 255."""
@@ -138,7 +140,7 @@ class Transformer(nn.Module):
 
     def __init__(self, recipe: Recipe):
         super().__init__()
-        self.reads_images = recipe.network == "vit"
+        self.reads_images = recipe.network in NUM_CLASSES
         is_llama = recipe.network == "llama"
         width, dropout = recipe.width, recipe.dropout
         if self.reads_images:
@@ -154,7 +156,8 @@ class Transformer(nn.Module):
         self.mixers = nn.ModuleList(Attention(width, *heads) for _ in range(recipe.num_blocks))
         self.mlps = nn.ModuleList(make_mlp(width, recipe.hidden, dropout) for _ in range(recipe.num_blocks))
         self.norms = nn.ModuleList(make_norm() for _ in range(2 * recipe.num_blocks))
-        self.last, self.head = make_norm(), nn.Linear(width, 10 if self.reads_images else VOCABULARY, bias=self.reads_images)
+        num_outputs = NUM_CLASSES.get(recipe.network, VOCABULARY)
+        self.last, self.head = make_norm(), nn.Linear(width, num_outputs, bias=self.reads_images)
         self.dropout = nn.Dropout(dropout)
         for module in () if self.reads_images else self.modules():  # as GPT-2 starts
             if isinstance(module, nn.Linear | nn.Embedding):
@@ -183,9 +186,9 @@ def loss(output: Tensor, target: Tensor) -> Tensor:
 
 
 def load_data(network: str, split: str, device: str, context: int = 256) -> tuple[Tensor, Tensor]:
-    """CIFAR-10 with zero mean and unit deviation; or pieces of text, and the tokens that follow each of theirs."""
-    if network == "vit":
-        images, labels = datasets.cifar10(split)  # type: ignore[arg-type]
+    """CIFAR-10 or CIFAR-100, scaled alike; or pieces of text, and the tokens that follow each of theirs."""
+    if network in NUM_CLASSES:
+        images, labels = (datasets.cifar10 if network == "vit" else datasets.cifar100)(split)  # type: ignore[arg-type]
         mean, std = (torch.tensor(values).view(3, 1, 1) for values in (_MEAN, _STD))
         return ((images.float() - mean) / std).to(device), labels.to(device)
     tokens = _encode()[split].to(device)
@@ -333,15 +336,25 @@ def train_side_by_side(recipe: Recipe, seeds: Sequence[int], data: tuple[Tensor,
     return [run.model.eval() for run in runs]
 
 
-def trained_networks(recipe: Recipe, seeds: Sequence[int], device: str) -> list[nn.Module]:
-    """`train_side_by_side`, or what an earlier call with the same arguments has stored under ``experiments-output``."""
+def trained_networks(
+    recipe: Recipe, seeds: Sequence[int], device: str, data: tuple[Tensor, Tensor] | None = None, about: str = ""
+) -> list[nn.Module]:
+    """`train_side_by_side`, or what an earlier call with the same arguments has stored under ``experiments-output``.
+
+    Args:
+        recipe: of the networks.
+        seeds: one for each network.
+        device: to train on.
+        data: to train on, if not the training split of the recipe.
+        about: what that data is, if it is given.
+    """
     paths = {}
     for seed in seeds:
-        described = identify({**asdict(recipe), "seed": seed})
+        described = identify({**asdict(recipe), "seed": seed, **({"data": about} if data is not None else {})})
         paths[seed] = Path("experiments-output/transformers", f"{hashlib.sha256(described.encode()).hexdigest()[:16]}.pt")
     missing = [seed for seed in seeds if not paths[seed].is_file()]
     if missing:
-        data = load_data(recipe.network, "train", device, recipe.context)
+        data = data or load_data(recipe.network, "train", device, recipe.context)
         for seed, model in zip(missing, train_side_by_side(recipe, missing, data), strict=True):
             paths[seed].parent.mkdir(parents=True, exist_ok=True)
             write_atomically(paths[seed], lambda path, model=model: torch.save(model.state_dict(), path))

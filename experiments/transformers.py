@@ -231,10 +231,10 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
     lines = [
         "# Transformers that were trained apart",
         "",
-        "Test barrier (the loss on the line above the line between the losses of the ends), and accuracy half way.",
+        "Test barrier (the loss on the line above the line between the losses of the ends), and midpoint accuracy.",
         "Published: GLMC by weights / permutations learned / all learned, the last in a network that grows.",
         "",
-        "| network | published | method | ends | test barrier | each pair | train barrier | accuracy, ends | half way "
+        "| network | published | method | ends | test barrier | each pair | train barrier | accuracy, ends | midpoint "
         "| seconds |",
         "|---" * 10 + "|",
     ]

@@ -104,10 +104,10 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
     lines = [
         "# A narrow and a wide network that were trained apart",
         "",
-        "Test barrier on the line between them, and accuracy half way. Of VGG11 the statistics are put right on training",
+        "Test barrier on the line between them, and midpoint accuracy. Statistics of VGG11 are corrected on training",
         "images, and its barrier is the highest of three points.",
         "",
-        "| network | method | ends, wide and narrow | test barrier | each pair | accuracy half way | seconds |",
+        "| network | method | ends, wide and narrow | test barrier | each pair | midpoint accuracy | seconds |",
         "|---" * 7 + "|",
     ]
     for network in RECIPES:
@@ -127,7 +127,7 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
 
 
 def _summarise(result: dict[str, Any]) -> tuple[tuple[float, float], float, float]:
-    """Accuracy of the ends, the barrier, and the accuracy half way."""
+    """Accuracy of the ends, the barrier, and the midpoint accuracy."""
     if "ends" not in result:
         accuracy = result["test"]["accuracy"]
         return (accuracy[0], accuracy[-1]), result["test"]["barrier"], accuracy[NUM_POINTS // 2]

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from cases import Case, Fn, image, sequence, tokens, weight
 from torch import Tensor, nn
+
+from tests.cases import Case, Fn, image, sequence, tokens, weight
 
 
 def two_sequences() -> tuple[Tensor, Tensor]:

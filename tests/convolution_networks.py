@@ -2,8 +2,9 @@
 
 import torch
 import torch.nn.functional as F
-from cases import Case, Fn, flat, image
 from torch import nn
+
+from tests.cases import Case, Fn, flat, image
 
 
 def inverted_residual(m, x):

@@ -5,11 +5,12 @@ A group is written as its size, a family as "size[sizes of its parents]"; an ast
 
 import torch
 import torch.nn.functional as F
-from attention_networks import ATTENTION
-from cases import Case, Fn, flat, image, tokens, weight
-from convolution_networks import CONVOLUTION
-from structured_networks import GROUPING, RECURRENCE
 from torch import nn
+
+from tests.attention_networks import ATTENTION
+from tests.cases import Case, Fn, flat, image, tokens, weight
+from tests.convolution_networks import CONVOLUTION
+from tests.structured_networks import GROUPING, RECURRENCE
 
 
 def mlp(activation: type[nn.Module] = nn.Tanh, bias: bool = True) -> nn.Module:

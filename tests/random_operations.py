@@ -4,9 +4,10 @@ import random
 from collections.abc import Callable
 
 import torch
-from random_programs import MAKERS, Made, RandomProgram
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from tests.random_programs import MAKERS, Made, RandomProgram
 
 
 def _dim(x: Tensor, rng: random.Random) -> int:

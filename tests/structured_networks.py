@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from cases import Case, Fn, flat, image, sequence, weight
 from torch import nn
+
+from tests.cases import Case, Fn, flat, image, sequence, weight
 
 # --------------------------------------------------------------------------------------------------------- recurrence
 

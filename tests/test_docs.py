@@ -2,11 +2,13 @@
 
 import ast
 import builtins
+import doctest
 import importlib
 import inspect
 import json
 import re
 import runpy
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -39,6 +41,28 @@ def test_every_public_object_has_an_example(module, name):
     assert (">>> " in described) == (name != "UnreachedWarning")
 
 
+def find_examples():
+    """The docstrings with examples of all public objects and of their members."""
+    for module, name in PUBLIC:
+        thing = getattr(importlib.import_module(module), name)
+        yield name, thing
+        if inspect.isclass(thing):
+            members = ((key, inspect.unwrap(getattr(value, "__func__", value))) for key, value in vars(thing).items())
+            yield from ((f"{name}.{key}", value) for key, value in members if not key.startswith("_"))
+
+
+EXAMPLES = {name: text for name, thing in find_examples() if ">>> " in (text := inspect.getdoc(thing) or "")}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs_alone(name):
+    """With what it imports itself, as a reader of its page pastes it."""
+    example = doctest.DocTestParser().get_doctest(EXAMPLES[name], {}, name, None, 0)
+    said: list[str] = []
+    result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=said.append)
+    assert result.failed == 0, "".join(said)
+
+
 def test_pictures_are_shown_and_come_from_code_or_have_a_record():
     pictures = {file.name for file in (DOCS / "pictures").iterdir()}
     pages = [page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md")]
@@ -49,6 +73,19 @@ def test_pictures_are_shown_and_come_from_code_or_have_a_record():
     assert not recorded & drawn
     assert recorded | drawn == {name for name in pictures if name.endswith(".svg")}
     assert all(entry["commit"] and entry["numbers"] for entry in record.values())
+
+
+def test_pages_quote_the_coverage_that_was_recorded():
+    """`make coverage` writes its own page; these two quote it."""
+    records = json.loads((DOCS / "coverage.json").read_text(encoding="utf-8"))["records"]
+    verdicts = Counter(record["verdict"] for record in records if record["verdict"] != "not made")
+    others = sum(verdicts.values()) - verdicts["right"] - verdicts["refused"]
+    assert not verdicts.keys() - {"right", "refused", "not checked", "not finished"}
+    for page in (DOCS / "symmetry.md", DOCS.parent / "README.md"):
+        text = page.read_text(encoding="utf-8")
+        for quoted in (f"{sum(verdicts.values())} real", f"{verdicts['right']} are", f"{verdicts['refused']} are refused"):
+            assert quoted in text, f"{page.name} should say: {quoted}"
+        assert not others or f"{others} were not" in text, f"{page.name} should say: {others} were not checked to the end"
 
 
 BEGINNING, *USES = re.findall(r"```python\n(.*?)```", (DOCS / "gallery.md").read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -95,6 +132,18 @@ def test_versions_of_the_site_are_listed_newest_first(tmp_path):
     listed = json.loads((tmp_path / "versions.json").read_text())
     assert listed == {"latest": "1.0.0", "versions": ["1.0.0", "1.0.0rc1", "0.10.1", "0.9.0"]}
     assert 'url=1.0.0/index.html"' in (tmp_path / "index.html").read_text()
+
+
+def test_dead_links_of_a_site_are_found(tmp_path):
+    find_dead_links = runpy.run_path(str(DOCS / "check_links.py"))["find_dead_links"]
+    site = tmp_path / "1.0.0"
+    (site / "pictures").mkdir(parents=True)
+    (site / "pictures" / "a.svg").touch()
+    links = ["b.html#there", "#here", "pictures/a.svg", "../", "https://example.org/nowhere"]
+    dead = ["b.html#missing", "c.html", "#gone", "pictures/b.svg", "../2.0.0/index.html"]
+    (site / "a.html").write_text("".join(f'<a href="{link}"></a><p id="here">' for link in links + dead))
+    (site / "b.html").write_text('<p id="there"><img src="pictures/a.svg"></p>')
+    assert sorted(find_dead_links(site)) == sorted(f"a.html: {link}" for link in dead)
 
 
 def test_a_site_without_a_version_is_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""Data flows one way: a room imports only rooms above it, has no cycles inside, and hides no import in a function."""
+"""Data flows one way: a package imports only packages above it, has no cycles inside, and hides no import in a function."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 import onebasin
 
 ROOT = Path(onebasin.__file__).parent
-ROOMS = [
+PACKAGES = [
     "startup", "torch_internals", "plots", "tensors", "engines", "datasets", "programs", "symmetries", "tracing",
     "landscape", "operator", "relaxation", "descent", "matching", "continual", "checkpoints", "reporting", "", "cli",
     "__main__",
@@ -30,7 +30,7 @@ def module_name(path: Path) -> str:
 FILES = {module_name(path): path for path in ROOT.rglob("*.py")}
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     return [*module.split("."), ""][1]
 
 
@@ -49,7 +49,7 @@ def imports_of(module: str) -> Iterator[tuple[str, bool]]:
 
 
 def test_every_room_has_its_place():
-    assert {room_of(module) for module in FILES} == set(ROOMS)
+    assert {package_of(module) for module in FILES} == set(PACKAGES)
 
 
 def test_the_top_level_holds_rooms_and_few_files():
@@ -59,7 +59,7 @@ def test_the_top_level_holds_rooms_and_few_files():
 def test_rooms_import_rooms_above_them():
     for module in FILES:
         for other, _ in imports_of(module):
-            assert ROOMS.index(room_of(other)) <= ROOMS.index(room_of(module)), f"{module} imports {other}"
+            assert PACKAGES.index(package_of(other)) <= PACKAGES.index(package_of(module)), f"{module} imports {other}"
 
 
 def test_no_room_has_cycles():

@@ -50,6 +50,12 @@ def test_every_python_that_is_named_is_tested():
     assert jobs["test"]["strategy"]["matrix"]["python"] == jobs["wheel"]["strategy"]["matrix"]["python"] == named
 
 
+def test_the_lowest_and_the_highest_torch_are_tested():
+    (lowest,) = re.findall(r"torch>=(\d+\.\d+),", " ".join(PROJECT["dependencies"]))
+    (highest,) = re.findall(r"^torch==(.+)$", read("constraints.txt"), flags=re.MULTILINE)
+    assert load_yaml(".github/workflows/ci.yml")["jobs"]["wheel"]["strategy"]["matrix"]["torch"] == [f"{lowest}.0", highest]
+
+
 def test_every_extra_is_checked_from_the_wheel():
     tree = ast.parse(read(".ci/check_wheel.py"))
     (checks,) = (

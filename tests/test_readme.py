@@ -1,4 +1,4 @@
-"""The code blocks of the README and the docs are run, one after the other in one namespace a page, and their links followed.
+"""The code blocks of the README and the docs are run, in order and in one namespace per page, and their links followed.
 
 A block of text right after a block of Python is what it prints. Machines round differently, so numbers are not compared, nor
 is white space. A page that needs a library which is not ours to need says so: ``<!-- needs: name -->``.
@@ -19,7 +19,7 @@ from onebasin.tracing.rules import RULES
 ROOT = Path(__file__).parent.parent
 GENERATED = ROOT / "docs" / "reference"  # by `make docs`, for the site alone
 DOCS = [page for page in sorted((ROOT / "docs").rglob("*.md")) if GENERATED not in page.parents]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *DOCS]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *DOCS]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 BLOCKS = re.compile(r"```python\n(.*?)```\n+(?:```text\n(.*?)```)?", flags=re.DOTALL)
 

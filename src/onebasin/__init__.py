@@ -8,6 +8,7 @@ from importlib import metadata
 from onebasin import continual
 from onebasin.landscape.batch_norm import reset_batch_norm
 from onebasin.landscape.calibration import repair
+from onebasin.landscape.evaluation import mean_loss
 from onebasin.landscape.paths import LinearPath, Plane, linear_path, loss_plane
 from onebasin.matching.alignment import Alignment, align
 from onebasin.matching.canonical_form import CanonicalForm, canonical
@@ -67,6 +68,7 @@ __all__ = [
     "interpolate",
     "linear_path",
     "loss_plane",
+    "mean_loss",
     "merge",
     "port",
     "provenance",

@@ -10,7 +10,7 @@ from torch import nn
 
 import onebasin as ob
 from benchmarks.align import list_jobs
-from benchmarks.align_tables import print_comparison, print_tables
+from benchmarks.align_tables import print_comparison, print_details, print_tables
 from benchmarks.plain_matching import match_plainly
 from benchmarks.solvers import COPY_SOLVERS, PAIR_SOLVERS, Task, judge, run
 
@@ -82,16 +82,20 @@ def test_ratios_are_to_the_same_kind_of_method(capsys):
 
 def test_a_descent_is_compared_with_a_descent(capsys):
     base = {"task": "copy", "device": "cpu", "bytes": 2**20, "exact": True, "commit": "abc"}
-    print_comparison([
+    records = [
         {**base, "network": "mlp", "solver": "ours, Sinkhorn", "cpu_seconds": 1.0, "first_seconds": 1.5},
         {**base, "network": "mlp", "solver": "ours, descent alone", "cpu_seconds": 8.0, "first_seconds": 9.0},
         {**base, "network": "mlp", "solver": "authors", "cpu_seconds": 4.0, "exact": False},
-        {**base, "network": "vgg", "solver": "authors", "failed": "no | luck"},
-    ])  # fmt: skip
-    lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.strip().splitlines()]
-    assert "copy detector" in lines[0][1]
-    assert lines[2] == [
-        "mlp", "1 s, first run 1.5 s, 1 MiB (abc)", "8 s, first run 9 s, 1 MiB (abc)",
-        "not exact, 4 s, first run not recorded, 1 MiB (abc)", "0.5",
+        {**base, "network": "vgg", "solver": "authors", "failed": "TimeoutError: no | luck"},
     ]  # fmt: skip
-    assert lines[3][:4] == ["vgg", "not run", "not run", "no / luck"]
+    print_comparison(records)
+    header, _, *rows = (line.strip("| ").split(" | ") for line in capsys.readouterr().out.strip().splitlines())
+    assert "copy detection" in header[1]
+    assert rows[0] == ["MLP 2 x 512", "1", "not exact, 4", "4", "8", "0.5"]
+    assert rows[1][:3] == ["vgg", "not run", "no / luck"]
+    print_details(records)
+    _, _, *rows = (line.strip("| ").split(" | ") for line in capsys.readouterr().out.strip().splitlines())
+    assert rows[0] == [
+        "MLP 2 x 512", "1 s, first run 1.5 s, 1 MiB (abc)", "8 s, first run 9 s, 1 MiB (abc)",
+        "not exact, 4 s, first run not recorded, 1 MiB (abc)",
+    ]  # fmt: skip

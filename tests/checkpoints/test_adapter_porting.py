@@ -4,13 +4,13 @@ import copy
 
 import pytest
 import torch
-from adapted_network import TOKENS
 from torch import nn
 
 import onebasin as ob
 from onebasin.checkpoints import move_adapter
 from onebasin.checkpoints.adapter_porting import find_folds
 from onebasin.tensors.states import read_state
+from tests.checkpoints.adapted_network import TOKENS
 
 
 class Stream(nn.Module):

@@ -1,13 +1,13 @@
 import pytest
 import torch
-from adapted_network import TOKENS, adapted
-from networks import CASES
 from torch import nn
 
 import onebasin as ob
 from onebasin.checkpoints import move_adapter
 from onebasin.symmetries.indices import dependencies, find_parent
 from onebasin.tensors.states import read_state
+from tests.checkpoints.adapted_network import TOKENS, adapted
+from tests.networks import CASES
 
 
 def lazily(state):

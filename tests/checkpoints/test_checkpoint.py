@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_files import KINDS, STATE, make
 from torch import Tensor
 
 from onebasin.checkpoints import open_checkpoint
 from onebasin.checkpoints.checkpoint import Checkpoint, FileLayout
+from tests.checkpoints.checkpoint_files import KINDS, STATE, make
 
 
 @pytest.mark.parametrize("kind", KINDS)

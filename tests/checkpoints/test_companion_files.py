@@ -5,11 +5,11 @@ import socket
 from pathlib import Path
 
 import pytest
-from checkpoint_files import STATE
 from safetensors.torch import save_file
 
 from onebasin.checkpoints import companion_files, find_companions, open_checkpoint, write_checkpoint
 from onebasin.checkpoints.companion_files import copy_companion
+from tests.checkpoints.checkpoint_files import STATE
 
 SECRET = "a password"
 HASHES = {"config.json": "a" * 40, "tokenizer.json": "b" * 64}

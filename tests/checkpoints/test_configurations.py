@@ -1,7 +1,6 @@
 import json
 
 import pytest
-from language_models import SMALL
 
 from onebasin.checkpoints.configurations import (
     check_differences,
@@ -10,6 +9,7 @@ from onebasin.checkpoints.configurations import (
     find_differences_of_folders,
     find_folder,
 )
+from tests.checkpoints.language_models import SMALL
 
 GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **SMALL["GPT2LMHeadModel"]}
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SMALL["LlamaForCausalLM"]}

@@ -2,13 +2,13 @@ import inspect
 
 import pytest
 import torch
-from tiny_pipelines import CONFIGURATIONS, make_model, make_text_encoder
 
 import onebasin as ob
 from onebasin.checkpoints.diffusers_models import _INPUTS, PipelineModel, fill_in, find_class, make_inputs
 from onebasin.checkpoints.probes import make_probes
 from onebasin.programs.calls import Call
 from onebasin.programs.isolation import isolated
+from tests.tiny_pipelines import CONFIGURATIONS, make_model, make_text_encoder
 
 diffusers = pytest.importorskip("diffusers")
 

@@ -1,11 +1,11 @@
 import pytest
 import torch
-from language_models import make_model, save_model
 from torch import nn
 
 import onebasin as ob
 from onebasin.checkpoints import open_models, probes
 from onebasin.checkpoints.equivalence import compare_checkpoints
+from tests.checkpoints.language_models import make_model, save_model
 
 
 def compare(a, b, specification=None, tolerance=1e-9):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_files import STATE, write_sharded
 
 from onebasin.checkpoints import check_apart, open_checkpoint
+from tests.checkpoints.checkpoint_files import STATE, write_sharded
 
 
 @pytest.fixture

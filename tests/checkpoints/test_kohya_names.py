@@ -1,12 +1,12 @@
 import pytest
 import torch
-from adapted_network import adapted
 
 import onebasin as ob
 from onebasin.checkpoints import move_adapter, open_checkpoint
 from onebasin.checkpoints.kohya_names import is_kohya, translate_names
 from onebasin.checkpoints.moving import move_file
 from onebasin.tensors.states import read_state
+from tests.checkpoints.adapted_network import adapted
 
 OTHER = {
     "lora_te_text_model_encoder_layers_0_mlp_fc1.lora_down.weight": torch.randn(3, 9),

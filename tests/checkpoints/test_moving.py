@@ -2,13 +2,13 @@ import json
 
 import pytest
 import torch
-from adapted_network import adapted
 from safetensors.torch import save_file
 from torch import nn
 
 import onebasin as ob
 from onebasin.checkpoints import open_checkpoint
 from onebasin.checkpoints.moving import move_file
+from tests.checkpoints.adapted_network import adapted
 
 
 def test_task_vectors_may_lack_tensors(tmp_path):
@@ -68,16 +68,14 @@ def test_models_and_task_vectors_are_transformed(tmp_path, normed):
     found = open_checkpoint(tmp_path / "w.safetensors").load()
     for key, value in transform.apply_difference(vector).items():
         torch.testing.assert_close(found[key], value)
-    with pytest.raises(ValueError, match=r"'1.running_var' does not change linearly"):
-        move_file(transform, tmp_path / "m.safetensors", kind="task-vector")
 
 
-def test_optimizers_are_not_transformed(tmp_path, normed):
+def test_optimizers_do_not_follow_scales(tmp_path, normed):
     model, transform = normed
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.randn(3, 4)).sum().backward()
     optimizer.step()
     torch.save(optimizer.state_dict(), tmp_path / "adam.pt")
-    with pytest.raises(ValueError, match="cannot follow scales and changes of basis"):
+    with pytest.raises(ValueError, match="cannot follow positive scales"):
         move_file(transform, tmp_path / "adam.pt")
     assert move_file(ob.Transform(transform.permutation, {}), tmp_path / "adam.pt").kind == "optimizer"

@@ -1,11 +1,11 @@
 import pytest
 import torch
-from adapted_network import TOKENS, Network, adapted
 from torch import nn
 
 import onebasin as ob
 from onebasin.checkpoints import move_optimizer
 from onebasin.checkpoints.moving import move_file
+from tests.checkpoints.adapted_network import TOKENS, Network, adapted
 
 
 def trained(model, optimizer, steps=3):

@@ -1,6 +1,5 @@
 import pytest
 import torch
-from language_models import make_model
 from torch import nn
 
 from onebasin.checkpoints import probes
@@ -9,6 +8,7 @@ from onebasin.programs.isolation import Call, isolated
 from onebasin.programs.reach import ReachRecorder
 from onebasin.symmetries.verification import function_of
 from onebasin.tensors.states import read_state
+from tests.checkpoints.language_models import make_model
 
 
 def cover(model, example_inputs):

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_files import make, write_sharded
 from safetensors.torch import save_file
 
 from onebasin.checkpoints import open_checkpoint
 from onebasin.checkpoints.checkpoint import SAFETENSORS_TYPES
 from onebasin.checkpoints.reading import FileVersion
+from onebasin.tensors.comparison import check_finite
+from tests.checkpoints.checkpoint_files import make, write_sharded
 
 
 class Payload:
@@ -141,3 +142,11 @@ def test_a_file_of_other_bytes_is_refused_in_words(tmp_path):
     file.write_bytes(b"junk" * 10)
     with pytest.raises(ValueError, match=r"is not a PyTorch file, or it is damaged$"):
         open_checkpoint(file)
+
+
+def test_a_tensor_without_axes_has_no_rows(tmp_path):
+    save_file({"scale": torch.tensor(2.0), "w": torch.ones(3)}, tmp_path / "a.safetensors")
+    checkpoint = open_checkpoint(tmp_path / "a.safetensors")
+    assert not checkpoint.has_rows("scale")
+    assert checkpoint.has_rows("w")
+    check_finite({"a": checkpoint})

@@ -1,9 +1,9 @@
 import pytest
 import torch
-from checkpoint_files import STATE
 from safetensors.torch import save_file
 
 from onebasin.checkpoints import check_finite, fit_names, open_checkpoint, write_checkpoint
+from tests.checkpoints.checkpoint_files import STATE
 
 SHAPES = {"fc.weight": torch.empty(2, 3), "fc.bias": torch.empty(2)}
 

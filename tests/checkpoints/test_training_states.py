@@ -1,10 +1,10 @@
 import pytest
 import torch
-from adapted_network import TOKENS, Network, adapted
 
 import onebasin as ob
 from onebasin.checkpoints import fit_names, move_training_entries, note_left_entries, open_checkpoint
 from onebasin.checkpoints.moving import move_file
+from tests.checkpoints.adapted_network import TOKENS, Network, adapted
 
 
 def train(model, optimizer, average, schedule, steps=3):
@@ -144,7 +144,9 @@ def test_transforms_move_copies_but_no_optimizers(tmp_path):
     entries = move_training_entries(transform, open_model(tmp_path / "m.pt", transform))
     for key, value in transform.apply(model).items():
         torch.testing.assert_close(entries.content["ema"][key], value)
-    state = torch.optim.SGD(model.parameters()).state_dict()
-    torch.save({"model": model.state_dict(), "optimizer": state}, tmp_path / "o.pt")
-    with pytest.raises(ValueError, match=r"'optimizer' .* cannot follow the model .* cannot follow scales"):
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "o.pt")
+    with pytest.raises(ValueError, match=r"'optimizer' .* cannot follow the model .* cannot follow positive scales"):
         move_training_entries(transform, open_model(tmp_path / "o.pt", transform))

@@ -1,9 +1,9 @@
 import pytest
 import torch
-from checkpoint_files import KINDS, STATE, make
 from safetensors.torch import load_file, save_file
 
 from onebasin.checkpoints import open_checkpoint, write_checkpoint
+from tests.checkpoints.checkpoint_files import KINDS, STATE, make
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,7 +2,6 @@ import json
 
 import pytest
 import torch
-from checkpoint_files import KINDS, STATE, make
 from safetensors.torch import save_file
 from torch import nn
 
@@ -11,6 +10,7 @@ from onebasin.checkpoints import check_output, open_checkpoint, write_checkpoint
 from onebasin.checkpoints.moving import move_file
 from onebasin.checkpoints.written_types import convert_configuration, convert_types, widen
 from onebasin.tensors.states import read_state
+from tests.checkpoints.checkpoint_files import KINDS, STATE, make
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from cli_networks import make_with_inputs
 from safetensors.torch import save_file
 
 import onebasin as ob
 from onebasin.checkpoints import open_checkpoint
+from tests.cli.cli_networks import make_with_inputs
 
 MLP = ("--model", "cli_networks:make_with_inputs")
 

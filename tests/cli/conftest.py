@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attacks import SECRET
-from cli_files import write_pair
-from damaged_elements import write_transform
+
+from tests.cli.attacks import SECRET
+from tests.cli.cli_files import write_pair
+from tests.cli.damaged_elements import write_transform
 
 
 @dataclass(frozen=True)

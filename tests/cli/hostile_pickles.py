@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attacks import MARKER
+
+from tests.cli.attacks import MARKER
 
 STATE = {"1.weight": torch.zeros(2, 3)}
 

@@ -7,10 +7,10 @@ import unicodedata
 
 import pytest
 import torch
-from cli_files import MLP
 from safetensors.torch import load_file, save_file
 
 import onebasin as ob
+from tests.cli.cli_files import MLP
 
 # ESC with a command that clears the screen, a bell, a return to the start of the line, a line that looks like ours, an
 # eight-bit command, and a sign that reverses what follows.

@@ -1,9 +1,10 @@
 """Damaged permutations and transforms are refused in one sentence, whichever command reads them."""
 
 import pytest
-from attacks import check_refused
-from cli_files import MLP
-from damaged_elements import PERMUTATIONS, TRANSFORMS, rewrite
+
+from tests.cli.attacks import check_refused
+from tests.cli.cli_files import MLP
+from tests.cli.damaged_elements import PERMUTATIONS, TRANSFORMS, rewrite
 
 ALIGN = ("align", "a.safetensors", "b.pt", "-o", "out.pt", *MLP, "--no-check", "--no-detect-copy")
 READERS = {

@@ -1,9 +1,10 @@
 """Damaged and hostile safetensors files, as checkpoints and as permutations, are refused in one sentence."""
 
 import pytest
-from attacks import check_refused
-from cli_files import MLP
-from damaged_safetensors import DAMAGES, unpack
+
+from tests.cli.attacks import check_refused
+from tests.cli.cli_files import MLP
+from tests.cli.damaged_safetensors import DAMAGES, unpack
 
 COMMANDS = {
     "apply": ("apply", "p.safetensors", "x.safetensors", "-o", "out.safetensors"),

@@ -10,13 +10,13 @@ import time
 
 import pytest
 import torch
-from cli_files import write_llama
 
 from onebasin.checkpoints import open_checkpoint
 from onebasin.cli.console import Output
 from onebasin.cli.engine_choice import choose_engine, close_engines, list_engine_facts
 from onebasin.engines import LOCAL
 from onebasin.tensors.files import load_tensors, pack_tensors
+from tests.cli.cli_files import write_llama
 
 
 def test_options_that_do_not_fit_are_refused():

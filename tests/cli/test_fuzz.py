@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_files import digest, run_forked, write_llama, write_pair
-from cli_networks import make_mlp
 from safetensors.torch import save_file
 
 from onebasin.symmetries import Permutation
+from tests.cli.cli_files import digest, run_forked, write_llama, write_pair
+from tests.cli.cli_networks import make_mlp
 
 MODEL = ["--model", "cli_networks:make_with_inputs"]
 DATA = ["--data", "cli_networks:batches"]

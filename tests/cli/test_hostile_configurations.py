@@ -5,8 +5,9 @@ import shutil
 from typing import Any
 
 import pytest
-from attacks import MARKER, check_refused, look
-from cli_files import write_llama
+
+from tests.cli.attacks import MARKER, check_refused, look
+from tests.cli.cli_files import write_llama
 
 EVIL = "evil/evil"
 CODE = f"open({MARKER!r}, 'w')"

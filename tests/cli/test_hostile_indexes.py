@@ -6,9 +6,10 @@ import shutil
 from typing import Any
 
 import pytest
-from attacks import check_refused
-from cli_files import MLP
 from safetensors.torch import load_file
+
+from tests.cli.attacks import check_refused
+from tests.cli.cli_files import MLP
 
 GOOD = "part.safetensors"
 LONG = "x" * 300

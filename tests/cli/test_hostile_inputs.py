@@ -4,7 +4,8 @@ import os
 import shutil
 
 import pytest
-from cli_files import MLP, digest
+
+from tests.cli.cli_files import MLP, digest
 
 ENDLESS = ("/dev/zero", "/dev/stdin", "pipe")
 SECRET = b"a password that must not leave"

@@ -6,9 +6,10 @@ import sys
 
 import pytest
 import torch
-from attacks import MARKER, check_refused
-from cli_files import MLP
 from safetensors.torch import save_file
+
+from tests.cli.attacks import MARKER, check_refused
+from tests.cli.cli_files import MLP
 
 LONG = "x" * 256
 OUTPUTS = {

@@ -4,9 +4,10 @@ import contextlib
 
 import pytest
 import torch
-from attacks import MARKER, check_refused
-from cli_files import MLP
-from hostile_pickles import PICKLES, write
+
+from tests.cli.attacks import MARKER, check_refused
+from tests.cli.cli_files import MLP
+from tests.cli.hostile_pickles import PICKLES, write
 
 COMMANDS = {
     "apply": ("apply", "p.safetensors", "x.pt", "-o", "out.pt"),

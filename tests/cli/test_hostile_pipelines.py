@@ -6,8 +6,9 @@ import shutil
 from typing import Any
 
 import pytest
-from attacks import MARKER, SECRET, check_refused, look
-from tiny_pipelines import write_small_pipeline
+
+from tests.cli.attacks import MARKER, SECRET, check_refused, look
+from tests.tiny_pipelines import write_small_pipeline
 
 pytest.importorskip("diffusers")
 EVIL = "evil/evil"

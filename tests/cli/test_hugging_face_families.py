@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from cli_files import assert_same, load
-from hugging_face_families import FAMILIES, load_family, save_family
 
 from onebasin.checkpoints import find_architecture
 from onebasin.symmetries.agreement import relative_difference
 from onebasin.torch_internals import tree_map
+from tests.cli.cli_files import assert_same, load
+from tests.cli.hugging_face_families import FAMILIES, load_family, save_family
 
 DOCS = Path(__file__).parents[2] / "docs"
 QUICKLY = ("--no-check", "--method", "weight-matching")

@@ -1,4 +1,4 @@
-from cli_files import MLP, assert_same, digest, load
+from tests.cli.cli_files import MLP, assert_same, digest, load
 
 
 def test_data_that_does_not_fit_is_refused_before_anything_is_written(onebasin, folder):

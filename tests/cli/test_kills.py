@@ -6,8 +6,9 @@ import signal
 import time
 
 import pytest
-from cli_files import MLP, digest, load
 from safetensors.torch import load_file
+
+from tests.cli.cli_files import MLP, digest, load
 
 FORMS = {
     "a file": ("apply", "p.safetensors", "a.safetensors", "-o", "out.safetensors"),

@@ -1,10 +1,10 @@
 import pytest
 import torch
-from cli_files import MLP
-from cli_networks import batches
 
 from onebasin.checkpoints import open_models
 from onebasin.landscape.evaluation import mean_loss
+from tests.cli.cli_files import MLP
+from tests.cli.cli_networks import batches
 
 line_evaluation = pytest.importorskip("onebasin.cli.line_evaluation")
 

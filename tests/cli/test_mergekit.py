@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from cli_files import MLP, assert_same, digest, load, write_llama
 
 import onebasin as ob
 from onebasin.checkpoints import open_models, write_checkpoint
 from onebasin.cli import mergekit
 from onebasin.cli.mergekit import MergekitRun, name_model
+from tests.cli.cli_files import MLP, assert_same, digest, load, write_llama
 
 COMMAND = os.environ.get("MERGEKIT") or shutil.which("mergekit-yaml")
 WEIGHT_MATCHING = ("--method", "weight-matching")

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from attacks import check_refused
-from cli_files import MLP
 from safetensors.torch import save_file
+
+from tests.cli.attacks import check_refused
+from tests.cli.cli_files import MLP
 
 CASES = [
     (("merge", "a.safetensors", "text.txt", *MLP), 3, "text.txt is not a safetensors file"),

@@ -4,7 +4,8 @@ import json
 
 import pytest
 import torch
-from cli_files import digest, write_llama
+
+from tests.cli.cli_files import digest, write_llama
 
 DATA = ("--data", "cli_networks:tokens", "--loss", "cli_networks:next_token")
 COMMANDS = {

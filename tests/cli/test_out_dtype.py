@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
-from cli_files import MLP, digest, load, write_llama
 from safetensors.torch import save_file
 
 from onebasin.checkpoints import open_checkpoint
+from tests.cli.cli_files import MLP, digest, load, write_llama
 
 
 @pytest.mark.parametrize("name", ["float64", "float32", "float16", "bfloat16"])

@@ -1,4 +1,4 @@
-from cli_files import MLP, digest
+from tests.cli.cli_files import MLP, digest
 
 
 def test_dry_run_writes_nothing(onebasin, folder):

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_files import assert_same, load
-from tiny_pipelines import make_model, make_text_encoder, write_pipeline, write_small_pipeline
 
 import onebasin as ob
 from onebasin.checkpoints import find_architecture, open_models, write_checkpoint
+from tests.cli.cli_files import assert_same, load
+from tests.tiny_pipelines import make_model, make_text_encoder, write_pipeline, write_small_pipeline
 
 diffusers = pytest.importorskip("diffusers")
 transformers = pytest.importorskip("transformers")

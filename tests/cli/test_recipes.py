@@ -1,7 +1,8 @@
 import pytest
 import torch
-from cli_files import MLP, load
-from cli_networks import make_mlp
+
+from tests.cli.cli_files import MLP, load
+from tests.cli.cli_networks import make_mlp
 
 RECIPE = """models:
   - {path: a.safetensors, weight: 1}

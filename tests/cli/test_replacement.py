@@ -4,7 +4,8 @@ import os
 import shutil
 
 import pytest
-from cli_files import MLP, digest
+
+from tests.cli.cli_files import MLP, digest
 
 ALIGN = ("align", "la", "lb", "-o", "out", *MLP, "--method", "weight-matching")
 MERGE = ("merge", "la", "lb", "-o", "out", *MLP, "--method", "weight-matching")
@@ -77,7 +78,8 @@ def test_files_of_options_are_never_replaced(onebasin, folders, command, place):
 
 def test_an_optimizer_is_not_replaced_through_a_link(onebasin, folder):
     import torch
-    from cli_networks import make_mlp
+
+    from tests.cli.cli_networks import make_mlp
 
     model = make_mlp()
     torch.save(torch.optim.SGD(model.parameters(), momentum=0.9).state_dict(), folder / "o.pt")

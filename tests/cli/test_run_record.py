@@ -1,7 +1,7 @@
 import hashlib
 import re
 
-from cli_files import MLP, write_llama
+from tests.cli.cli_files import MLP, write_llama
 
 
 def sha256(file) -> str:

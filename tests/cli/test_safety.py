@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_files import MLP, digest
 from safetensors.torch import save_file
 
 import onebasin as ob
 from onebasin.tensors.files import write_folder_atomically
+from tests.cli.cli_files import MLP, digest
 
 # A command line whose writer stops after one tensor of each file, so that it can be killed in the middle.
 SLOW = """

@@ -4,14 +4,14 @@ import shutil
 
 import pytest
 import torch
-from cli_files import MLP, assert_same, digest, load
-from cli_networks import make_transformer
 from safetensors.torch import load_file, save_file
 
 import onebasin as ob
 from onebasin.checkpoints import move_adapter
 from onebasin.symmetries.transform import load_element
 from onebasin.tensors.states import LazyState
+from tests.cli.cli_files import MLP, assert_same, digest, load
+from tests.cli.cli_networks import make_transformer
 
 saved_elements = pytest.importorskip("onebasin.cli.saved_elements")
 

@@ -4,12 +4,12 @@ import resource
 
 import pytest
 import torch
-from cli_files import MLP, digest, load
-from cli_networks import make_mlp
 from safetensors.torch import save_file
 
 import onebasin as ob
 from onebasin.checkpoints.reading import FileVersion
+from tests.cli.cli_files import MLP, digest, load
+from tests.cli.cli_networks import make_mlp
 
 DEEP = "[" * 100_000 + "]" * 100_000
 

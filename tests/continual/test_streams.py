@@ -52,7 +52,7 @@ def test_classes_are_shuffled_by_a_seed():
     assert sorted(c for part in classes[2] for c in part or ()) == list(range(10))
 
 
-def test_held_out_images_are_not_learnt_from():
+def test_held_out_images_are_not_learned_from():
     images = torch.arange(50.0), torch.arange(50)
     kept, held = hold_out(images, 0.2)
     assert (len(kept[0]), len(held[0])) == (40, 10)

@@ -1,9 +1,9 @@
 import importlib.util
 
 import pytest
-from sharded_networks import make_states, make_symmetry, write_shards
 
 from onebasin.engines import make_engine
+from tests.engines.sharded_networks import make_states, make_symmetry, write_shards
 
 
 @pytest.fixture(scope="package", params=["processes", "ray"])

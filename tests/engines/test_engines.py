@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from sharded_networks import make_states
 from torch import nn
 
 import onebasin as ob
@@ -11,6 +10,7 @@ from onebasin.checkpoints.hashing import hash_files
 from onebasin.engines import make_engine, opened
 from onebasin.tensors import row_blocks
 from onebasin.tensors.states import read_state
+from tests.engines.sharded_networks import make_states
 
 
 def read_bytes(folder):

@@ -3,10 +3,10 @@ import operator
 
 import pytest
 import torch
-from sharded_networks import make_states, write_shards
 
 from onebasin.engines.packing import check_portable, pack, unpack
 from onebasin.tensors.states import LazyState
+from tests.engines.sharded_networks import make_states, write_shards
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.float8_e4m3fn])

@@ -189,3 +189,40 @@ def test_dropout_is_that_of_the_setting_on_both_benchmarks():
         strategy = continual.make_strategy(trial, {"dropout": 0.2, "gamma": 0.5}, [0], "cpu")
         dropouts = [module.p for module in strategy.model.modules() if isinstance(module, torch.nn.Dropout)]
         assert dropouts == [0.2] * (1 if benchmark == "mnist" else 8)
+
+
+def test_the_front_is_what_nothing_is_ahead_of():
+    points = [(80.0, 0.1), (85.0, 0.2), (79.0, 0.05), (70.0, 0.15), (85.0, 0.3)]
+    assert continual_tables.find_front(points) == [(79.0, 0.05), (80.0, 0.1), (85.0, 0.2)]
+
+
+def test_settings_that_forget_little_are_chosen_among_those():
+    tuning = [
+        {"variant": {"lr": lr}, "rows": [[first], [last, 0.9]]}
+        for lr, first, last in ((0.1, 0.9, 0.7), (0.01, 0.8, 0.78), (0.001, 0.5, 0.5))
+    ]
+    assert continual.choose(tuning) == {"lr": 0.01}
+    assert continual.choose([tuning[0], tuning[2]]) == {"lr": 0.1}
+    assert continual.choose([tuning[0], tuning[2]], limit=0.06) == {"lr": 0.001}
+    assert continual.choose([tuning[0]], limit=0.06) is None
+
+
+def test_fronts_are_drawn(tmp_path, capsys):
+    matrix = [[0.9], [0.85, 0.9]]
+    records = []
+    for row in ("re-basin", "DER++"):
+        record = make_record("front", row, [matrix, [[0.8], [0.8, 0.7]]] * 3)
+        record["result"]["tuning"] = [{"variant": {"lr": 0.1}, "rows": matrix}]
+        record["result"]["front"] = [{"limit": 0.06, "runs": record["result"]["runs"]}]
+        record["config"]["variants"] = [{"lr": 0.1}]
+        records.append(record)
+    continual_tables.draw(records, tmp_path)
+    assert "| re-basin | forgets at most 0.06 | 81.25 ± " in capsys.readouterr().out
+    assert (tmp_path / "continual-front.svg").is_file()
+
+
+def test_scales_are_part_of_a_front():
+    trials = [trial for trial in list_trials(quick=False) if trial["stage"] == "front" and "kinds" in trial]
+    assert {trial["benchmark"] for trial in trials} == {"mnist", "cifar"}
+    strategy = continual.make_strategy(next(t for t in trials if t["benchmark"] == "mnist"), {}, [0], "cpu")
+    assert strategy.symmetry.scales

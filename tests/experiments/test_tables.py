@@ -52,7 +52,7 @@ def test_table1(tiny: Path, capsys: pytest.CaptureFixture):
     ]
     records = run_experiment("table1", configs, tiny / "table1.jsonl")
     table1.draw(records, tiny)
-    assert "| Sinkhorn L2 (ours): first look, then descent and polish | 2/2 |" in capsys.readouterr().out
+    assert "| Sinkhorn L2 (ours), defaults: copy detection, then descent and polish | 2/2 |" in capsys.readouterr().out
     assert (tiny / "table1.md").is_file()
 
 

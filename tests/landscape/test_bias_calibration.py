@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
-from networks import Fn
 from torch import nn
 
 import onebasin as ob
 from onebasin.landscape.calibration import repair
 from tests.landscape.plain_networks import batches, cnn, load, mix, mlp
+from tests.networks import Fn
 
 
 @pytest.mark.parametrize("weights", [(0.5, 0.5), (0.25, 0.75), (1.0, 0.0)])
@@ -24,7 +24,7 @@ def test_biases_shrink_with_depth(weights):
 
 
 def test_calibrated_biases_are_exact_for_unrelated_endpoints():
-    """Endpoints that use disjoint units and inputs: half way each passes on a half per layer, and so do their biases."""
+    """Endpoints that use disjoint units and inputs: between them each passes on a half per layer, and so do their biases."""
     full = mlp(0)
     a, b = copy.deepcopy(full), copy.deepcopy(full)
     with torch.no_grad():

@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from networks import CASES, Fn, Tied
 from torch import Tensor, nn
 
 import onebasin as ob
@@ -14,6 +13,7 @@ from onebasin.landscape.calibration import Moments, repair
 from onebasin.landscape.paths import linear_path
 from onebasin.tensors.interpolation import interpolate
 from tests.landscape.plain_networks import batches, cnn, load, mix, mlp, snapshot, unchanged
+from tests.networks import CASES, Fn, Tied
 
 
 def statistics(model: nn.Module, data: list[Tensor], layers: list[int]) -> list[tuple[Tensor, Tensor]]:

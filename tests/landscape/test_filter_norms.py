@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from networks import Fn
 from torch import nn
 
 import onebasin as ob
@@ -12,6 +11,7 @@ from onebasin.landscape.calibration import repair
 from onebasin.landscape.filter_norms import keep_norms
 from onebasin.tensors.states import read_state
 from tests.landscape.plain_networks import batches, cnn, load, mix, mlp
+from tests.networks import Fn
 
 
 @pytest.mark.parametrize("weights", [(0.5, 0.5), (0.25, 0.75), (1.0, 0.0)])

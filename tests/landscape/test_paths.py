@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from networks import Tied
 from torch import Tensor, nn
 
 import onebasin as ob
 from onebasin.landscape.paths import LinearPath, Plane, linear_path, loss_plane
+from tests.networks import Tied
 
 
 class Point(nn.Module):

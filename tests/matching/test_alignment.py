@@ -2,12 +2,12 @@ import copy
 
 import pytest
 import torch
-from networks import CASES
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import onebasin as ob
 from tests.matching.planted import DATA, METHODS, X, Y, mlp, pair, planted
+from tests.networks import CASES
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -6,6 +6,7 @@ from torch import nn
 
 import onebasin as ob
 from onebasin.matching.canonical_form import canonicalise
+from onebasin.symmetries.verification import compare_models
 from tests.basis_networks import MLP, Attention, D, Function, Model, RMSNorm, Tied, with_gains
 
 
@@ -95,7 +96,7 @@ def test_what_cannot_be_folded_is_left_with_a_reason():
     with torch.no_grad():
         model.norms[1].weight[0] = 0
     form = ob.canonical(model, x)
-    assert form.left == {"norms.1.weight": "some of its entries are zero"}
+    assert form.left == {"norms.1.weight": "some of the numbers that it multiplies by are zero"}
     assert form.folded == ("norms.0.weight", "norms.2.weight")
 
 
@@ -110,7 +111,10 @@ def test_a_tied_head_gets_a_tensor_of_its_own_if_asked_for():
     torch.testing.assert_close(form.model(x), tied(x), rtol=1e-9, atol=1e-12)
     assert form.model.head.weight is not form.model.embed.weight
     assert "orthogonal" in {basis.kind for basis in ob.symmetry(form.model, x, kinds="all").bases.values()}
-    assert "head.weight has a tensor of its own now: it is tied to no other." in form.notes
+    assert form.configuration == {"tie_word_embeddings": False}
+    (note,) = (note for note in form.notes if "head.weight" in note)
+    assert note.startswith("head.weight has a tensor of its own now, and is tied to no other: it needs tie_word_embeddings")
+    assert ob.canonical(tied, x).configuration == {}
 
 
 def test_tensors_stay_tied_where_that_hinders_nothing():
@@ -164,3 +168,76 @@ def test_a_balanced_form_is_smaller_and_computes_the_same():
     expected = model(x)
     model.load_state_dict(balanced.state)
     assert torch.allclose(model(x), expected, rtol=1e-10, atol=1e-12)
+
+
+def gemma(kind: str, **changes):
+    """A tiny model of the family, in float64, and its inputs."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=16,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=4,
+        max_position_embeddings=32,
+        use_cache=False,
+        **{"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, **changes},
+    )
+    return getattr(transformers, f"{kind}ForCausalLM")(config).double().eval(), {"input_ids": torch.arange(8)[None]}
+
+
+def list_streams(model, inputs):
+    bases = ob.symmetry(model, inputs, kinds="all").bases.values()
+    return [basis.kind for basis in bases if "model.embed_tokens.weight" in basis.places]
+
+
+@pytest.mark.parametrize("kind", ["Gemma", "Gemma2"])
+def test_norms_that_multiply_by_one_plus_the_weight_are_seen(kind):
+    """Their weights are zero in a new model, which is a gain of one."""
+    model, inputs = gemma(kind)
+    form = ob.canonical(model, inputs)
+    assert (form.folded, form.left) == ((), {})
+    assert list_streams(model, inputs) == ["orthogonal"]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_gains_of_gemma_are_folded(tied):
+    model, inputs = gemma("Gemma", tie_word_embeddings=tied)
+    for key, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, std=0.5)
+        assert parameter.dim() > 1 or "norm" in key
+    form = ob.canonical(model, inputs, untie=tied)
+    assert (len(form.folded), form.left, form.untied) == (3, {}, ("lm_head.weight",) * tied)
+    assert all(bool((form.state[key] == 0).all()) for key in form.folded)
+    assert list_streams(model, inputs) == ["signed"]
+    assert list_streams(form.model, inputs) == ["orthogonal"]
+    assert compare_models(form.model, model, inputs) < 1e-9  # with casts to float32 promoted
+
+
+def test_gains_on_what_is_added_to_a_stream_stay_and_are_named():
+    """Gemma 2 multiplies what a block adds to the stream by a gain, which nothing can take up."""
+    model, inputs = gemma("Gemma2", tie_word_embeddings=False)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, std=0.5)
+    form = ob.canonical(model, inputs)
+    assert len(form.folded) == 3
+    added = [f"model.layers.0.{part}_layernorm.weight" for part in ("post_attention", "post_feedforward")]
+    assert form.left == dict.fromkeys(added, "it cannot be multiplied without changing what reads it")
+    assert compare_models(form.model, model, inputs) < 1e-9  # with casts to float32 promoted
+
+
+def test_what_is_untied_in_one_model_is_untied_in_all():
+    torch.manual_seed(0)
+    plain, gained, x = Tied().eval(), with_gains(Tied()).eval(), torch.randint(0, 11, (2, 4))
+    assert ob.canonical(plain, x, untie=True).untied == ()
+    copies, symmetry, notes = canonicalise([plain, gained], x, None, untie=True)
+    assert symmetry.ties == ()
+    assert all(each.head.weight is not each.embed.weight for each in copies)
+    for each, model in zip(copies, (plain, gained), strict=True):
+        torch.testing.assert_close(each(x), model(x), rtol=1e-4, atol=1e-5)
+    assert any("head.weight has a tensor of its own now" in note for note in notes)

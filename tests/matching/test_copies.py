@@ -1,10 +1,9 @@
-"""The first look: a permuted copy is found by its fingerprints, and nothing else is taken for one."""
+"""Copy detection: a permuted copy is found by its fingerprints, and nothing else is taken for one."""
 
 import copy
 
 import pytest
 import torch
-from networks import CASES
 from torch import nn
 
 import onebasin as ob
@@ -12,6 +11,7 @@ from onebasin.matching.copies import find_copy
 from onebasin.matching.problem import Problem
 from onebasin.relaxation.objectives import parameter_keys
 from onebasin.tensors.states import LazyState, read_state
+from tests.networks import CASES
 
 NAMES = [*list(CASES)[::5], "vision transformer", "lstm", "grouped conv", "tied embedding", "gpt"]
 

@@ -1,4 +1,5 @@
 import copy
+import itertools
 
 import pytest
 import torch
@@ -6,7 +7,7 @@ from torch import nn
 
 import onebasin as ob
 from onebasin.matching.scaling import Scaling
-from tests.basis_networks import Gated
+from tests.basis_networks import MLP, Attention, D, Gated, Model, RMSNorm, Tied, with_gains
 
 X = torch.randn(128, 3, generator=torch.Generator().manual_seed(0))
 
@@ -185,8 +186,8 @@ def test_networks_without_norms_are_merged_by_their_twins():
     torch.testing.assert_close(same(x), make(0)(x), rtol=0.02, atol=0.02)  # variances of 200 samples, biased or not
     with pytest.raises(ValueError, match="other names"):
         ob.merge([make(0), make(1)], x[:2], **options, groups="0*")
-    with pytest.raises(ValueError, match="reference='common'"):
-        ob.merge([make(0), make(1), make(2)], x[:2], **options, reference="mean")
+    three = ob.merge([make(0)] * 3, x[:2], **options, reference="mean", scaling=Scaling(steps=0))
+    torch.testing.assert_close(three(x), make(0)(x), rtol=0.02, atol=0.02)
 
 
 def make_gated(seed):
@@ -232,3 +233,79 @@ def test_layers_may_have_weights_of_their_own():
         torch.testing.assert_close(value, torch.lerp(first.state_dict()[key], aligned[key], share))
     with pytest.raises(ValueError, match="leave out layer_weights="):
         ob.merge([first, second], x, layer_weights={"2.*": [1, 3]}, repair="norms")
+
+
+def make_transformer(seed, norm=nn.LayerNorm):
+    torch.manual_seed(seed)
+    return with_gains(Model([Attention(), MLP()], [norm(D) for _ in range(3)])).double().eval()
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, RMSNorm])
+def test_rotated_copies_are_merged_into_one_by_means(norm):
+    """Three equal networks in other bases: their mean is one of them, whatever was moved."""
+    model, x = make_transformer(0, norm), torch.randn(2, 4, 3, dtype=torch.float64)
+    form = ob.canonical(model, x).model
+    symmetry = ob.symmetry(form, x, kinds="all")
+    models = [form]
+    for seed in (1, 2):
+        copied = copy.deepcopy(form)
+        copied.load_state_dict(ob.Transform.random(symmetry, torch.Generator().manual_seed(seed)).apply(form))
+        models.append(copied)
+    merged = ob.merge(models, x, method="weight-matching", kinds="all", reference="mean", scaling=Scaling(steps=0))
+    torch.testing.assert_close(merged(x), model(x), rtol=1e-6, atol=1e-7)
+
+
+def test_the_mean_of_many_in_other_bases_is_no_worse_than_the_first():
+    """Networks that differ are closer together aligned to means, each computes what it did, and the first moves too."""
+    models = [make_transformer(seed, RMSNorm) for seed in range(4)]
+    x = torch.randn(2, 4, 3, dtype=torch.float64)
+    forms = [ob.canonical(model, x).state for model in models]
+    spreads, found = {}, {}
+    for reference in ("first", "mean"):
+        elements = []
+        options = {"method": "weight-matching", "kinds": "all", "scaling": Scaling(steps=0), "max_rounds": 3}
+        ob.merge(models, x, **options, reference=reference, on_aligned=elements.extend)
+        states = [element.apply(form) for element, form in zip(elements, forms, strict=True)]
+        pairs = itertools.combinations(states, 2)
+        spreads[reference] = sum(float((a[key] - b[key]).square().sum()) for a, b in pairs for key in a)
+        found[reference] = elements
+        for state, model in zip(states, models, strict=True):
+            moved = copy.deepcopy(model)
+            moved.load_state_dict(state)
+            torch.testing.assert_close(moved(x), model(x))
+    assert spreads["mean"] < 0.99 * spreads["first"]
+    assert found["first"][0].is_identity
+    assert not found["mean"][0].is_identity
+
+
+def test_tied_networks_are_merged_untied_if_asked_for():
+    torch.manual_seed(0)
+    models, x = [with_gains(Tied()).eval() for _ in range(2)], torch.randint(0, 11, (2, 4))
+    notes = []
+    options = {"method": "weight-matching", "kinds": "all", "scaling": Scaling(steps=0)}
+    tied = ob.merge(models, x, **options, on_result=lambda _, result: notes.extend(result.notes))
+    assert tied.head.weight is tied.embed.weight
+    assert any("give --untie (untie=True in Python), which needs tie_word_embeddings: false" in note for note in notes)
+    notes.clear()
+    merged = ob.merge(models, x, **options, untie=True, on_result=lambda _, result: notes.extend(result.notes))
+    assert merged.head.weight is not merged.embed.weight
+    assert any("head.weight has a tensor of its own now" in note for note in notes)
+    assert not any("stays" in note for note in notes)
+    found = ob.align(models[1], to=models[0], example_inputs=x, **options, untie=True)
+    assert {basis.kind for basis in found.transform.symmetry.bases.values()} == {"orthogonal"}
+    torch.testing.assert_close(found.model(x), models[1](x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.target(x), models[0](x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("arguments", [{"kinds": "positive"}, {}, {"symmetry": "all", "kinds": "all"}])
+def test_untying_is_for_models_whose_gains_are_folded(arguments):
+    torch.manual_seed(0)
+    models, x = [Tied().eval() for _ in range(2)], torch.randint(0, 11, (2, 4))
+    if "symmetry" in arguments:
+        arguments = {**arguments, "symmetry": ob.symmetry(models[0], x, kinds="all")}
+    for call in (
+        lambda: ob.merge(models, x, untie=True, **arguments),
+        lambda: ob.align(*models, x, untie=True, **arguments),
+    ):
+        with pytest.raises(ValueError, match=r"untie=True is for kinds='all' without symmetry="):
+            call()

@@ -140,3 +140,9 @@ def test_a_fine_tune_that_is_no_number_is_refused():
     broken[0].weight.data[0, 0] = float("inf")
     with pytest.raises(ValueError, match="the fine-tuned model"):
         ob.port(broken, base=mlp(), to=mlp(), example_inputs=X)
+
+
+def test_networks_are_untied_before_they_are_given():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    with pytest.raises(TypeError, match=r"port has no argument untie=.*canonical\(\.\.\., untie=True\)"):
+        ob.port(model, base=model, to=model, example_inputs=torch.zeros(1, 4), untie=True)

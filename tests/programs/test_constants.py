@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from cases import call_of, two_layers
 from torch import nn
 
 import onebasin as ob
 from onebasin.programs.failures import NotRecordable
 from onebasin.programs.recording import record
+from tests.cases import call_of, two_layers
 
 MADE = {
     "filled": (lambda x: torch.full((8,), 2.0).exp(), 1),

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from cases import Fn, call_of, two_layers
 from torch import nn
 
 from onebasin.programs.calls import Call
 from onebasin.programs.derivation import draw_inputs, find_limits, perturb_inputs, resize
 from onebasin.programs.recording import record
+from tests.cases import Fn, call_of, two_layers
 
 
 @pytest.mark.parametrize(

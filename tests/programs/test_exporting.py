@@ -5,12 +5,12 @@ import sys
 
 import pytest
 import torch
-from cases import call_of, two_layers
 from torch import nn
 
 from onebasin.programs.exporting import export
 from onebasin.programs.failures import NotExportable
 from onebasin.tensors.states import read_state
+from tests.cases import call_of, two_layers
 
 
 def names(program):

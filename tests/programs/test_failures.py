@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from cases import two_layers
 from torch import nn
 
 import onebasin as ob
+from tests.cases import two_layers
 
 BY_HAND = "write the symmetry by hand with onebasin.Symmetry.from_axes and check it with verify"
 

@@ -4,8 +4,6 @@ import itertools
 
 import pytest
 import torch
-from cases import call_of, two_layers
-from networks import CASES
 from torch import nn
 
 import onebasin as ob
@@ -15,6 +13,8 @@ from onebasin.programs.failures import NotRecordable
 from onebasin.programs.frontends import check_recording, differs_in_batch_only, read_program, read_training_program
 from onebasin.programs.graph import FrontEnd
 from onebasin.programs.recording import record
+from tests.cases import call_of, two_layers
+from tests.networks import CASES
 
 
 @pytest.mark.filterwarnings("ignore::onebasin.UnreachedWarning")

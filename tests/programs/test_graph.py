@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from cases import call_of, two_layers
 from torch import nn
 
 import onebasin as ob
@@ -10,6 +9,7 @@ from onebasin.programs.graph import ReplayError
 from onebasin.programs.precision import compute_in_float64, promote
 from onebasin.programs.recording import record
 from onebasin.tensors.states import LazyState, read_state
+from tests.cases import call_of, two_layers
 
 CALL = call_of(torch.rand(3, 4))
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from cases import call_of, two_layers
 
 import onebasin as ob
 from onebasin.programs.failures import NeedsValues, NotRecordable, ReadsValues
 from onebasin.programs.recording import record
+from tests.cases import call_of, two_layers
 
 EDGES = torch.tensor([[0, 1, 2, 3, 3, 4, 4, 0], [1, 2, 2, 0, 4, 4, 1, 3]])
 

@@ -8,13 +8,13 @@ import warnings
 
 import pytest
 import torch
-from cases import call_of, two_layers
-from networks import CASES
 from torch import nn
 
 import onebasin as ob
 from onebasin.programs.isolation import MutedStream, UnfusedAttention, evaluation_mode, isolated, quiet
 from onebasin.torch_internals import TorchDispatchMode
+from tests.cases import call_of, two_layers
+from tests.networks import CASES
 
 
 def in_another_thread(function):

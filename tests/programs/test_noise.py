@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from cases import call_of, two_layers
 from torch.nn import functional as F
 
 from onebasin.programs.noise import disable_dropout, draws_numbers
 from onebasin.programs.recording import record
+from tests.cases import call_of, two_layers
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
 import pytest
 import torch
-from cases import Fn
 from torch import nn
 from torch.nn import functional as F
 
 import onebasin as ob
 from onebasin.programs.precision import compute_in_float64
 from onebasin.torch_internals import GROUPED_MM, TorchDispatchMode, below_autograd
+from tests.cases import Fn
 
 
 def test_a_view_of_other_strides_than_were_recorded_is_copied():

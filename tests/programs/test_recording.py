@@ -4,13 +4,13 @@ import warnings
 
 import pytest
 import torch
-from cases import call_of, flat, two_layers
 from torch import nn
 
 import onebasin as ob
 from onebasin.programs import recording
 from onebasin.programs.failures import NotRecordable, ReadsValues
 from onebasin.programs.recording import record
+from tests.cases import call_of, flat, two_layers
 
 
 class Sneaky:

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from cases import Fn, call_of, image, weight
 from torch import nn
 from torch.nn import functional as F
 
@@ -10,6 +9,7 @@ from onebasin.programs import shapes
 from onebasin.programs.failures import NotRecordable
 from onebasin.programs.recording import record
 from onebasin.programs.shapes import bind_arguments, functional_variant, written_arguments
+from tests.cases import Fn, call_of, image, weight
 
 aten = torch.ops.aten
 

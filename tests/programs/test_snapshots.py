@@ -4,13 +4,13 @@ from collections import OrderedDict, defaultdict, deque
 
 import pytest
 import torch
-from cases import Fn
 from torch import nn
 
 from onebasin.programs.calls import read_calls
 from onebasin.programs.failures import NotRecordable
 from onebasin.programs.recording import record
 from onebasin.programs.snapshots import ModuleSnapshot
+from tests.cases import Fn
 
 
 def leave_traces(self, x):

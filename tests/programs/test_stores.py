@@ -8,12 +8,12 @@ from collections import deque
 import numpy
 import pytest
 import torch
-from cases import call_of, two_layers, weight
 
 import onebasin as ob
 from onebasin.programs.exporting import export
 from onebasin.programs.recording import record
 from onebasin.programs.stores import find_stores
+from tests.cases import call_of, two_layers, weight
 
 CACHE = {}
 LAST = None

@@ -3,12 +3,12 @@
 import copy
 
 import torch
-from networks import CASES
 
 import onebasin as ob
 from onebasin.relaxation.objectives import parameter_keys
 from onebasin.symmetries import mixing
 from onebasin.tensors.states import read_state
+from tests.networks import CASES
 
 
 def case(name):

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from networks import CASES
 
 import onebasin as ob
 from onebasin.relaxation.hardening import harden
 from onebasin.relaxation.plans import plan_shape, plans_of
 from onebasin.symmetries.mixing import mix_all
 from onebasin.tensors.states import read_state
+from tests.networks import CASES
 
 
 @pytest.mark.parametrize("name", ["mlp relu", "attention by hand", "grouped conv", "densenet", "gpt"])

@@ -2,13 +2,13 @@ import copy
 
 import pytest
 import torch
-from networks import CASES
 from torch import nn
 
 import onebasin as ob
 from onebasin.relaxation.plans import plan_shape
 from onebasin.tensors.states import read_state
 from tests.basis_networks import Gated
+from tests.networks import CASES
 
 NESTED = ["mlp tanh", "attention by hand", "grouped conv", "tied embedding", "batch norm 2d", "experts by bmm"]
 

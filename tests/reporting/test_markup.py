@@ -17,3 +17,11 @@ def test_long_tables_are_folded_if_their_rows_have_a_name():
     plain = markup.table(["a", "<b>"], rows, ["x", "y"])
     assert plain.startswith("<div class='scroll'")
     assert "&lt;b&gt;" in plain
+
+
+def test_a_histogram_has_a_bar_for_each_count():
+    picture = markup.histogram([0, 4, 2, 0])
+    assert picture.count("<rect") == 3  # two bars, and the line in the middle
+    assert 'x="25.00" y="0.00" width="22.50" height="14.00"' in picture
+    assert 'x="50.00" y="7.00" width="22.50" height="7.00"' in picture
+    assert markup.histogram([0, 0]).count("<rect") == 1

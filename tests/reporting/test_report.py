@@ -202,7 +202,10 @@ def test_distances_by_layer_before_and_after():
 def test_on_a_phone_every_cell_has_its_heading():
     pytest.importorskip("matplotlib")
     page = Page(render(Report("t", paths={"p": NAIVE})))
-    assert [label for label in page.values("data-label") if "half way" in label] == ["loss half way", "accuracy half way"]
+    assert [label for label in page.values("data-label") if "midpoint" in label] == [
+        "loss at the midpoint",
+        "accuracy at the midpoint",
+    ]
     narrow = render(Report("t")).partition("@media (max-width")[2]
     assert "attr(data-label)" in narrow
 

@@ -43,5 +43,5 @@ MODULES = [m.name for m in pkgutil.walk_packages(onebasin.__path__, "onebasin.")
 
 @pytest.mark.parametrize("name", MODULES)
 def test_doctests(name):
-    result = doctest.testmod(importlib.import_module(name))
+    result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
     assert result.failed == 0

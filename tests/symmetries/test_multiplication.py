@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from basis_networks import with_gains
 from torch import nn
 
 import onebasin as ob
 from onebasin.symmetries.multiplication import UnpermutedSymmetry, describe_changes, draw
 from onebasin.symmetries.verification import verify
 from onebasin.tensors.states import read_state
+from tests.basis_networks import with_gains
 
 
 class Block(nn.Module):

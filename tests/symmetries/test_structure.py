@@ -8,7 +8,7 @@ import onebasin as ob
 from onebasin.symmetries.structure import Pin
 
 
-def test_sizes_are_learnt_from_a_model():
+def test_sizes_are_learned_from_a_model():
     symmetry = ob.Symmetry.from_axes({"0.weight": "h i", "0.bias": "h", "2.weight": "o (h 1)"}, free=["h"])
     assert symmetry.sizes == {"h": 0, "i": 0, "o": 0}
     bound = symmetry.bind(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))

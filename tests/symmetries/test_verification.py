@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 import torch
-from cases import Fn, two_layers, weight
 from torch import nn
 
 import onebasin as ob
@@ -12,6 +11,7 @@ from onebasin.programs.calls import read_calls
 from onebasin.programs.recording import record
 from onebasin.symmetries.verification import CannotVerify, Different, verify_programs
 from onebasin.tensors.states import read_state
+from tests.cases import Fn, two_layers, weight
 
 WRONG = ob.Symmetry.from_axes({"first.weight": "h i", "first.bias": "h"}, free=["h"])  # forgets the columns of last
 

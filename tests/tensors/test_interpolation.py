@@ -2,10 +2,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from networks import Tied
 from torch import nn
 
 from onebasin.tensors.interpolation import interpolate, read_alike
+from tests.networks import Tied
 
 
 def net(seed: int) -> nn.Module:

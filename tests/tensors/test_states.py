@@ -4,11 +4,11 @@ import weakref
 
 import pytest
 import torch
-from networks import CASES
 from torch import nn
 
 import onebasin as ob
 from onebasin.tensors.states import LazyState, read_state
+from tests.networks import CASES
 
 NAMES = ["mlp relu", "batch norm 2d", "attention by hand", "grouped conv", "tied embedding", "lstm", "densenet"]
 

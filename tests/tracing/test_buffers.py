@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from cases import Fn, two_layers
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune, spectral_norm
 
 import onebasin as ob
+from tests.cases import Fn, two_layers
 
 
 def trace(model: nn.Module, inputs: Tensor) -> ob.Symmetry:

@@ -1,7 +1,6 @@
 """Groups get stable names, and units are counted."""
 
 import torch
-from cases import Fn, two_layers, weight
 from torch import nn
 
 import onebasin as ob
@@ -12,6 +11,7 @@ from onebasin.tracing.axes.terms import Atom
 from onebasin.tracing.axes.unification import pin
 from onebasin.tracing.conversion import find_unreached, to_symmetry
 from onebasin.tracing.trace import Trace
+from tests.cases import Fn, two_layers, weight
 
 
 def test_groups_are_named_after_the_module_that_makes_them():

@@ -6,7 +6,6 @@ import threading
 import numpy as np
 import pytest
 import torch
-from cases import Fn
 from torch import nn
 from torch.nn import functional as F
 
@@ -14,6 +13,7 @@ import onebasin as ob
 from onebasin.programs.calls import read_calls
 from onebasin.programs.failures import NotRecordable
 from onebasin.programs.recording import record
+from tests.cases import Fn
 
 pytestmark = pytest.mark.filterwarnings("ignore::onebasin.UnreachedWarning")  # no module uses all of its parameters
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from cases import Fn, weight
 from torch import nn
 from torch.nn import functional as F
 
 import onebasin as ob
+from tests.cases import Fn, weight
 
 # A function of a table (sample, row, unit). Units must not move in each row by themselves.
 MIXING = {

@@ -5,10 +5,10 @@ import warnings
 
 import pytest
 import torch
-from cases import Fn, two_layers, weight
 from torch import nn
 
 import onebasin as ob
+from tests.cases import Fn, two_layers, weight
 
 
 class Auxiliary(nn.Module):

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from random_operations import MORE_MAKERS, PACKED_MAKERS
-from random_programs import MAKERS, RandomProgram, measure
 from torch.nn import functional as F
 
 import onebasin as ob
+from tests.random_operations import MORE_MAKERS, PACKED_MAKERS
+from tests.random_programs import MAKERS, RandomProgram, measure
 
 pytestmark = pytest.mark.filterwarnings("ignore::onebasin.UnreachedWarning")
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from networks import CASES
 from torch import Tensor, nn
 
 import onebasin as ob
@@ -14,6 +13,7 @@ from onebasin.symmetries.gather import gather
 from onebasin.symmetries.indices import gather_indices
 from onebasin.symmetries.layout import factors
 from onebasin.tensors.states import read_state
+from tests.networks import CASES
 
 pytestmark = pytest.mark.filterwarnings("ignore::onebasin.UnreachedWarning")  # of the one network that has some
 

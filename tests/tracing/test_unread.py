@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from cases import Fn, two_layers, weight
 from torch import nn
 from torch.nn import functional as F
 
 import onebasin as ob
 from onebasin.symmetries import NEVER_MET, NEVER_READ
+from tests.cases import Fn, two_layers, weight
 
 
 def step_by_step(self, x):

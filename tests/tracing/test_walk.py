@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from cases import Fn, call_of, two_layers
 from torch import nn
 from torch.nn import functional as F
 
@@ -11,6 +10,7 @@ from onebasin.programs.recording import record
 from onebasin.tracing.rules import RULES
 from onebasin.tracing.trace import NotCovered, Trace
 from onebasin.tracing.walk import walk
+from tests.cases import Fn, call_of, two_layers
 
 
 def relu_network():

@@ -89,10 +89,14 @@ def find_architecture(
     Raises:
         ValueError: if there is no such architecture, or no example inputs.
 
+    >>> import sys, tempfile
+    >>> from pathlib import Path
     >>> from onebasin.checkpoints import find_architecture
-    >>> found = find_architecture("onebasin.cli.digits_demo:make_mlp", ["1,1,8,8"])
-    >>> found.symmetry().summary()
-    '2 groups; 64 of 64 hidden units free (100.0%)'
+    >>> code = "from torch import nn; make = lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))"
+    >>> sys.path.append(tempfile.mkdtemp())
+    >>> _ = Path(sys.path[-1], "small_nets.py").write_text(code)
+    >>> find_architecture("small_nets:make", ["1,4"]).symmetry().summary()
+    '1 groups; 8 of 8 hidden units free (100.0%)'
     """
     given = read_inputs(input_shapes) if input_shapes else None
     factory = find_factory(specification, tensors)

@@ -53,6 +53,7 @@ class FileLayout:
         metadata: for each safetensors file, the metadata in its header.
         parts: of a pipeline, the layout of each part by its name, which is that of its folder. In `files` the names of
             tensors then begin with that of their part. Parts such as a tokenizer have no weight files.
+        untied: keys that a copy has tensors of their own for, as its configuration says; see `untie_checkpoint`.
     """
 
     path: Path
@@ -63,6 +64,7 @@ class FileLayout:
     read_others: Callable[[], Mapping[Any, Any]] = dict
     metadata: Mapping[Path, Mapping[str, str]] = field(default_factory=dict)
     parts: Mapping[str, FileLayout] = field(default_factory=dict)
+    untied: tuple[str, ...] = ()
     place: Path = field(init=False)
 
     def __post_init__(self) -> None:

@@ -98,16 +98,19 @@ def open_models(
     Raises:
         ValueError: if a checkpoint does not fit, is quantised, or holds NaN or infinity.
 
-    >>> import tempfile, torch
+    >>> import sys, tempfile, torch
     >>> from pathlib import Path
-    >>> from onebasin.cli.digits_demo import make_mlp
-    >>> folder = Path(tempfile.mkdtemp())
+    >>> from torch import nn
     >>> from onebasin.checkpoints import open_models
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> code = "from torch import nn; make = lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))"
+    >>> sys.path.append(str(folder))
+    >>> _ = (folder / "two_nets.py").write_text(code)
     >>> for name in ("a.pt", "b.pt"):
-    ...     torch.save(make_mlp().state_dict(), folder / name)
-    >>> models = open_models([folder / "a.pt", folder / "b.pt"], "onebasin.cli.digits_demo:make_mlp", ["1,1,8,8"])
+    ...     torch.save(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).state_dict(), folder / name)
+    >>> models = open_models([folder / "a.pt", folder / "b.pt"], "two_nets:make", ["1,4"])
     >>> len(models.symmetry.groups), len(models.checkpoints)
-    (2, 2)
+    (1, 2)
     """
     opened = [path if isinstance(path, Checkpoint) else open_checkpoint(path) for path in paths]
     if specification is None:

@@ -154,7 +154,21 @@ def _find_in_folder(path: Path, tensors: Mapping[str, Tensor] | None) -> Factory
     file = path if path.name == "config.json" else path / "config.json"
     if not file.is_file():
         raise ValueError(f"{path} has no config.json: give the architecture with --model ({SPECIFICATIONS})")
-    content = make_plain(read_configuration(file), file)
+    return find_configured(read_configuration(file), file, tensors)
+
+
+def find_configured(content: dict[str, Any], file: Path, tensors: Mapping[str, Tensor] | None = None) -> Factory:
+    """The factory of the model that a configuration describes.
+
+    Args:
+        content: of the configuration.
+        file: it is from, for messages.
+        tensors: of the checkpoint, see `find_factory`.
+
+    Raises:
+        ValueError: if it cannot be built.
+    """
+    content = make_plain(content, file)
     check_sizes(content, file, tensors)
     if importlib.util.find_spec("torchvision") is not None:
         _import_extra("torchvision", "vision")  # transformers imports it if it is installed; our message is clearer

@@ -16,7 +16,6 @@ from onebasin.checkpoints.tensor_names import find_renaming
 from onebasin.relaxation.objectives import each_tied_once
 from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.symmetries.layout import Layout, write
-from onebasin.symmetries.optimizers import move_optimizer_state
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Names of buffers, which no optimiser has."""
@@ -39,14 +38,14 @@ def move_optimizer(
     """The state dict of an optimiser, as ``optimizer.state_dict()`` wrote it, for the permuted model.
 
     Args:
-        permutation: of the model; a transform that does nothing else will do.
+        permutation: of the model; or a transform that the state can follow, see `onebasin.Transform.apply_optimizer`.
         saved: with the entries "state" and "param_groups".
         names: of the parameters, in the order in which the optimiser got them. If None: the names in the state dict, or else
             as `find_parameter_names` finds them.
 
     Raises:
         ValueError: if it is no such state dict, it cannot be told which state belongs to which parameter, names and shapes
-            do not fit, or a transform does more than permute.
+            do not fit, or the state cannot follow a transform.
 
     >>> import torch
     >>> from torch import nn
@@ -63,13 +62,11 @@ def move_optimizer(
     >>> torch.equal(saved["state"][1]["momentum_buffer"], optimizer.state_dict()["state"][1]["momentum_buffer"][index])
     True
     """
-    if isinstance(permutation, Transform):
-        permutation = permutation.optimizer_permutation()
     numbers = _list_numbers(saved)
     order = list(names or find_parameter_names(permutation.symmetry, saved))
     if len(order) != len(numbers):
         raise ValueError(f"the optimiser has {len(numbers)} parameters, and {len(order)} names are given")
-    return move_optimizer_state(saved, order, permutation.symmetry.layouts, permutation.move)
+    return permutation.move_optimizer(saved, order)
 
 
 def find_parameter_names(symmetry: Symmetry, saved: Mapping[str, Any]) -> list[str]:

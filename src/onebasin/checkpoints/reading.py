@@ -46,8 +46,9 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         FileNotFoundError: if there is nothing there, or a shard is missing.
         ValueError: if it is damaged, empty, or holds more than tensors.
 
-    >>> import tempfile
+    >>> import tempfile, torch
     >>> from pathlib import Path
+    >>> from onebasin.checkpoints import open_checkpoint
     >>> file = Path(tempfile.mkdtemp(), "model.pt")
     >>> torch.save({"w": torch.zeros(2, 3)}, file)
     >>> open_checkpoint(file).shapes["w"].shape

@@ -49,13 +49,13 @@ def fit_names(
 
     >>> import tempfile, torch
     >>> from pathlib import Path
-    >>> from onebasin.cli.digits_demo import make_mlp
-    >>> folder = Path(tempfile.mkdtemp())
+    >>> from torch import nn
     >>> from onebasin.checkpoints import fit_names, open_checkpoint
-    >>> model = make_mlp()
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> torch.save({f"module.{key}": value for key, value in model.state_dict().items()}, folder / "a.pt")
     >>> list(fit_names(open_checkpoint(folder / "a.pt"), model.state_dict()))[:2]
-    ['1.weight', '1.bias']
+    ['0.weight', '0.bias']
     """
     ignored = {name for name in checkpoint if any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore)} - {*apart}
     names = [name for name in checkpoint if name not in ignored and name not in apart]

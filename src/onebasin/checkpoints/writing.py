@@ -29,6 +29,7 @@ from onebasin.checkpoints.distributed import CONVERSION, is_distributed
 from onebasin.checkpoints.hashing import hash_file
 from onebasin.checkpoints.input_protection import check_apart
 from onebasin.checkpoints.staging import Staging, is_finished
+from onebasin.checkpoints.untied_heads import untie_configuration
 from onebasin.checkpoints.weight_files import find_format, write_safetensors, write_state
 from onebasin.checkpoints.written_types import convert_configuration, convert_types
 from onebasin.engines import LOCAL, Engine
@@ -148,6 +149,7 @@ def write_checkpoint(
     Args:
         path: a file, or a folder if `like` is one.
         state: its keys are those of `like`. Tensors are read one at a time. Other tensors in the files of `like` are copied.
+            Of tied keys one tensor is written, unless `untie_checkpoint` has given them names of their own.
         like: the checkpoint whose layout to use.
         force: replace what exists; a folder only if nothing is in it but what is written.
         progress: called with what is being done, how many tensors are written, and how many there are.
@@ -163,13 +165,12 @@ def write_checkpoint(
 
     >>> import tempfile, torch
     >>> from pathlib import Path
-    >>> from onebasin.cli.digits_demo import make_mlp
-    >>> folder = Path(tempfile.mkdtemp())
     >>> from onebasin.checkpoints import open_checkpoint, write_checkpoint
-    >>> torch.save(make_mlp().state_dict(), folder / "a.pt")
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> torch.save(torch.nn.Linear(4, 2).state_dict(), folder / "a.pt")
     >>> a = open_checkpoint(folder / "a.pt")
     >>> write_checkpoint(folder / "half.safetensors", a.map(lambda key, value: value / 2), like=a)
-    >>> torch.equal(open_checkpoint(folder / "half.safetensors")["1.bias"], a["1.bias"] / 2)
+    >>> torch.equal(open_checkpoint(folder / "half.safetensors")["bias"], a["bias"] / 2)
     True
     """
     target = Path(path).absolute()  # workers have other working folders
@@ -223,7 +224,7 @@ def _fill_folder(
         copy_companion(source, folder / name)
     _write_folder(_Folder(folder, "", engine, staging, done), tensors, like.layout, entries)
     for place in ("", *like.layout.parts):
-        _convert_configuration(folder / place / "config.json", dtype)
+        _convert_configuration(folder / place / "config.json", dtype, bool(like.layout.untied))
     for name, write_file in beside.items():
         write_file(folder / name)
     if staging is not None:
@@ -371,6 +372,7 @@ def _write_folder(folder: _Folder, tensors: LazyState, layout: FileLayout, entri
     if layout.index is not None:
         index = read_json(layout.index)
         index["metadata"] = {**(index.get("metadata") or {}), "total_size": tensors.num_bytes}
+        index["weight_map"] |= {name: file.name for file, names in layout.files.items() for name in names}
         (folder.path / layout.index.name).write_text(json.dumps(index, indent=2) + "\n")
 
 
@@ -404,7 +406,9 @@ def _read_part(tensors: LazyState, part: str, key: str) -> Tensor:
     return tensors[f"{part}.{key}"]
 
 
-def _convert_configuration(file: Path, dtype: torch.dtype | None) -> None:
-    content = read_json(file) if dtype is not None and file.is_file() else None
-    if dtype is not None and isinstance(content, dict):
-        file.write_text(json.dumps(convert_configuration(content, dtype), indent=2) + "\n")
+def _convert_configuration(file: Path, dtype: torch.dtype | None, is_untied: bool) -> None:
+    content = read_json(file) if (dtype is not None or is_untied) and file.is_file() else None
+    if isinstance(content, dict):
+        content = content if dtype is None else convert_configuration(content, dtype)
+        content = untie_configuration(content) if is_untied else content
+        file.write_text(json.dumps(content, indent=2) + "\n")

@@ -85,4 +85,4 @@ class AlignedFolders:
             summary = f"{path.name}, {how} by onebasin for a merge; it computes what it did."
             roles = [(path, "the model"), *([(first, "what it was aligned to")] if path != first else [])]
             card = record.make_card(folder, summary, roles, {})
-            write_checkpoint(folder, state, like, force, progress, outputs.write_card(card), engine=engine)
+            write_checkpoint(folder, state, like, force, progress, outputs.write_card(card, like), engine=engine)

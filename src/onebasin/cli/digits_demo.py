@@ -1,7 +1,7 @@
 """``make demo``: train two small networks on the digits, align them by each method, measure the loss on the line between.
 
 First it shows the symmetry: a random permutation changes the weights but not the outputs. Then it prints a table: for each
-method the distance of the weights, the barrier on the line, and the accuracy of the network half way.
+method the distance of the weights, the barrier on the line, and the midpoint accuracy.
 """
 
 import time
@@ -92,7 +92,7 @@ class Row(NamedTuple):
 
     @property
     def middle(self) -> float:
-        """Accuracy half way."""
+        """Midpoint accuracy."""
         return self.path.metrics["accuracy"][len(self.path.weights) // 2]
 
 

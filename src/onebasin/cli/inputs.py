@@ -153,7 +153,7 @@ class AlignmentOptions:
         first = widen(first) if wide and isinstance(first, Checkpoint) else first
         return [first.to(self.device), *others]
 
-    def symmetry_of(self, models: CheckpointSet, kinds: Kinds) -> dict[str, Any]:
+    def symmetry_of(self, models: CheckpointSet, kinds: Kinds, untie: bool = False) -> dict[str, Any]:
         """The arguments of `onebasin.align` that tell it the symmetry, or how to trace what is more than permutations."""
         if kinds == "permutation":
             return {"symmetry": models.symmetry}
@@ -161,7 +161,13 @@ class AlignmentOptions:
         def move(value: Any) -> Any:
             return value.to(self.device) if isinstance(value, torch.Tensor) else value
 
-        return {"example_inputs": tree_map(move, models.architecture.example_inputs), "kinds": kinds}
+        return {"example_inputs": tree_map(move, models.architecture.example_inputs), "kinds": kinds, "untie": untie}
+
+
+def check_untie(untie: bool, kinds: Kinds) -> None:
+    """Refuse --untie where no gains are folded."""
+    if untie and kinds != "all":
+        raise typer.BadParameter("gains are folded with --symmetry all alone, and nothing is untied", param_hint="--untie")
 
 
 def read_alignment_options(

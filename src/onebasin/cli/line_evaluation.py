@@ -65,11 +65,11 @@ class LineEvaluator:
             paths[name] = linear_path(first or self.first, held, self.evaluate, progress=report, **self.options)
         return paths
 
-    def evaluate_state(self, state: State) -> dict[str, float]:
-        """The loss, and other metrics, of one state."""
+    def evaluate_state(self, state: State, like: nn.Module | None = None) -> dict[str, float]:
+        """The loss, and other metrics, of one state; of another module than that of the checkpoints, if one is given."""
         if self.first is None or self.evaluate is None:
             return {}
-        model = copy_model(self.first)
+        model = copy_model(self.first if like is None else like)
         model.load_state_dict(state.load())
         return self.evaluate(model)
 

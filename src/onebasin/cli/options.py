@@ -58,6 +58,11 @@ Kinds = Annotated[
             help="Which symmetry to use: permutation of units; positive, scales of units too; or all, changes of basis as "
             "well, such as rotations of a residual stream. The last two load all models."),
 ]  # fmt: skip
+Untie = Annotated[
+    bool,
+    _method("--untie", help="Give a head that is tied to the embedding a tensor of its own, where a gain can be folded into "
+            "it only then. The configuration of OUT says tie_word_embeddings: false."),
+]  # fmt: skip
 Objective = Annotated[
     Literal["weight-distance", "midpoint", "random-point"] | None,
     _method("--objective", metavar="OBJECTIVE",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,9 +29,11 @@ from onebasin.checkpoints.written_types import convert_to, convert_types
 from onebasin.cli.console import Output
 from onebasin.cli.run_record import RunRecord
 from onebasin.engines import LOCAL, Engine
+from onebasin.matching.untying import TIES_WORDS
 from onebasin.reporting import Report
 from onebasin.reporting.model_card import MARK, ModelCard, put_in_front
 from onebasin.symmetries import Permutation, Symmetry, Transform
+from onebasin.symmetries.transform_sizes import count_kinds, measure_bases, measure_scales
 from onebasin.tensors.files import check_writable, list_entries
 from onebasin.tensors.progress import Progress
 from onebasin.tensors.states import LazyState, Model, State, read_state
@@ -38,7 +41,7 @@ from onebasin.tracing import Kinds
 
 _COSTS = {
     "weight-distance": "squared distance of the weights",
-    "midpoint": "loss half way between the networks",
+    "midpoint": "loss at the midpoint between the networks",
     "random-point": "mean loss at points between the networks",
 }
 
@@ -136,7 +139,7 @@ def check_training_entries(
     entries = move_training_entries(symmetry.identity(), model, ignore)
     if kinds != "permutation" and entries.places:
         raise ValueError(
-            f"{model.path} holds {', '.join(entries.places)} beside the model, which can follow permutations alone: "
+            f"{model.path} holds {', '.join(entries.places)} beside the model, which align moves by permutations alone: "
             "--model-only leaves out all but the model"
         )
     check_entries(out, model, entries.content)
@@ -147,6 +150,15 @@ def check_drawing(*files: Path | None) -> None:
     """Refuse, before any work, a report or a picture that cannot be drawn."""
     if any(files) and importlib.util.find_spec("matplotlib") is None:
         raise ValueError("reports and pictures need matplotlib: pip install 'onebasin[plots]'")
+
+
+def describe_untied(out: Path, like: Checkpoint) -> str:
+    """What --untie did to a checkpoint that is written like `like`, and what it needs to be loaded."""
+    if not like.layout.untied:
+        return "nothing: that would free no gain"
+    is_configured = like.layout.hugging_face_folder is not None
+    needed = f"{out / 'config.json'} says {TIES_WORDS}: false" if is_configured else "load it into an untied module"
+    return f"{', '.join(like.layout.untied)} ({needed})"
 
 
 def write_moved(
@@ -192,10 +204,18 @@ def describe_canonical(record: RunRecord, path: Path, out: Path) -> ModelCard:
     return record.make_card(out, summary, [(path, "the model")], {})
 
 
-def write_card(card: ModelCard | None) -> dict[str, Callable[[Path], None]]:
-    """What to write into a folder beside the weights: a card in front of the text that is there already."""
+def write_card(card: ModelCard | None, like: Checkpoint | None = None) -> dict[str, Callable[[Path], None]]:
+    """What to write into a folder beside the weights: a card in front of the text that is there already.
+
+    Args:
+        card: what it says.
+        like: the checkpoint whose layout the folder has; the card says whether it is untied.
+    """
     if card is None:
         return {}
+    if like is not None and like.layout.untied:
+        untied = f"{', '.join(like.layout.untied)} is a tensor of its own: {TIES_WORDS}: false in the configuration."
+        card = replace(card, summary=f"{card.summary} {untied}")
     return {CARD_NAME: lambda file: _put_in_front(card, file)}
 
 
@@ -277,7 +297,19 @@ def describe_element(element: Permutation | Transform) -> str:
     moved = repr(permutation).removeprefix("Permutation(").removesuffix(")")
     if not isinstance(element, Transform):
         return moved
-    return f"{moved}, positive scales: {len(element.logarithms)}, changes of basis: {len(element.matrices)}"
+    kinds = ", ".join(f"{count} {kind}" for kind, count in count_kinds(element).items())
+    bases = f"changes of basis: {len(element.matrices)}" + (f" ({kinds})" if kinds else "")
+    return f"{moved}, positive scales: {len(element.logarithms)}, {bases}"
+
+
+def list_changes(element: Permutation | Transform) -> dict[str, Any]:
+    """The scales and changes of basis of a transform, for JSON; none of a permutation."""
+    if not isinstance(element, Transform):
+        return {"scales": [], "bases": []}
+    return {
+        "scales": [asdict(each) for each in measure_scales(element)],
+        "bases": [asdict(each) for each in measure_bases(element)],
+    }
 
 
 def describe_cost(objective: str | None) -> str:

@@ -22,10 +22,10 @@ def run_stream(
     """Learn the tasks of a stream one after the other; after each, evaluate the network on all tasks so far.
 
     Args:
-        strategy: A new one, or one that has learnt the first tasks of this stream; with ``members=1``.
+        strategy: A new one, or one that has learned the first tasks of this stream; with ``members=1``.
         stream: The tasks to learn, and their test data.
         after: Called after each task with the matrix so far, to look at it, or to save it and the strategy.
-        start: The matrix of the tasks that the strategy has learnt before.
+        start: The matrix of the tasks that the strategy has learned before.
 
     >>> from torch import nn
     >>> from onebasin import continual
@@ -40,7 +40,7 @@ def run_stream(
     rows = [] if start is None else [list(row) for row in start.rows]
     if len(rows) != strategy.num_tasks:
         raise ValueError(
-            f"the strategy has learnt {strategy.num_tasks} tasks: give start=, their accuracy matrix (got {len(rows)} rows)"
+            f"the strategy has learned {strategy.num_tasks} tasks: give start=, their accuracy matrix (got {len(rows)} rows)"
         )
     for row in learn_stream(strategy, stream):
         if row is not None:

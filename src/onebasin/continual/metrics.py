@@ -49,11 +49,12 @@ def accuracy(model: nn.Module, task: Task, members: int = 1, batch_size: int = 5
 
 @dataclass(frozen=True)
 class AccuracyMatrix:
-    """Row t has the accuracies on tasks 0 ... t after task t was learnt; further entries of a row are not used.
+    """Row t has the accuracies on tasks 0 ... t after task t was learned; further entries of a row are not used.
 
     Attributes:
         rows: a[t][i], from 0 to 1.
 
+    >>> from onebasin.continual import AccuracyMatrix
     >>> matrix = AccuracyMatrix([[0.9], [0.95, 0.8], [0.7, 0.6, 0.9]])
     >>> f"{matrix.average:.3f} {matrix.forgetting:.3f} {matrix.drop:.3f} {matrix.backward_transfer:.3f}"
     '0.733 0.225 0.200 -0.200'
@@ -67,7 +68,7 @@ class AccuracyMatrix:
 
     @property
     def num_tasks(self) -> int:
-        """Tasks learnt so far."""
+        """Tasks learned so far."""
         return len(self.rows)
 
     @property
@@ -78,7 +79,7 @@ class AccuracyMatrix:
 
     @property
     def learning(self) -> float:
-        """Mean accuracy on each task right after it was learnt."""
+        """Mean accuracy on each task right after it was learned."""
         return sum(row[t] for t, row in enumerate(self.rows)) / self.num_tasks
 
     @property
@@ -90,7 +91,7 @@ class AccuracyMatrix:
 
     @property
     def drop(self) -> float:
-        """Avalanche's forgetting: the mean fall of earlier tasks since they were learnt, 1/(T-1) sum_{i<T} (a_ii - a_Ti)."""
+        """Avalanche's forgetting: the mean fall of earlier tasks since they were new, 1/(T-1) sum_{i<T} (a_ii - a_Ti)."""
         return self._mean_over_earlier(lambda i: self.rows[i][i] - self.rows[-1][i])
 
     @property
@@ -108,6 +109,6 @@ class AccuracyMatrix:
 
     def __str__(self) -> str:
         return (
-            f"accuracy {self.average:.2%}, forgetting {self.forgetting:.3f} (since learnt {self.drop:.3f}) "
+            f"accuracy {self.average:.2%}, forgetting {self.forgetting:.3f} (since learned {self.drop:.3f}) "
             f"over {self.num_tasks} tasks"
         )

@@ -242,7 +242,7 @@ def rotated_mnist(
     Args:
         num_tasks: The number of angles.
         root: The folder of the data, see `onebasin.datasets.mnist`.
-        validation: Test on a tenth of the training images, which are then not learnt, instead of the test images.
+        validation: Test on a tenth of the training images, which are then not learned, instead of the test images.
         device: Where images are stored and rotated.
 
     >>> from onebasin import continual

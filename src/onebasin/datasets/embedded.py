@@ -25,6 +25,7 @@ def digits(split: Split = "train") -> tuple[Tensor, Tensor]:
     Returns:
         Images (N, 1, 8, 8), float32 from 0 to 1, and labels (N,), int64; new tensors at every call.
 
+    >>> from onebasin.datasets import digits
     >>> images, labels = digits("test")
     >>> images.shape, labels.bincount().tolist()
     (torch.Size([355, 1, 8, 8]), [35, 36, 35, 36, 36, 36, 36, 35, 34, 36])

@@ -33,6 +33,7 @@ def make_engine(
         ValueError: for another name, or for an argument that the engine does not have.
         ImportError: if Ray is asked for and not installed.
 
+    >>> from onebasin.engines import make_engine
     >>> with make_engine("local") as engine:
     ...     list(engine.map(abs, [-1, 2]))
     [1, 2]

@@ -1,4 +1,4 @@
-"""Biases of a mixed network put right without data (Qu and Horvath 2024, arXiv 2402.05966)."""
+"""Biases of a mixed network corrected without data (Qu and Horvath 2024, arXiv 2402.05966)."""
 
 from __future__ import annotations
 

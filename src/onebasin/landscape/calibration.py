@@ -1,4 +1,4 @@
-"""The statistics of hidden units, put right after weights were mixed: REPAIR and its relatives."""
+"""The statistics of hidden units, corrected after weights were mixed: REPAIR and its relatives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from onebasin.torch_internals import BatchNorm, Convolution
 _PLAIN = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)
 
 RepairForm = Literal["repair", "rescale", "closed-form", "norms", "bias"]
-"""What is put right, and from what; see `repair`."""
+"""What is corrected, and from what; see `repair`."""
 DATA_FREE: tuple[RepairForm, ...] = ("norms", "bias")
 """Forms that need no data."""
 

@@ -19,9 +19,20 @@ LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
 
 
 def mean_loss(loss: Callable[[Any, Any], Tensor], data: Iterable[Any]) -> Callable[[nn.Module], dict[str, float]]:
-    """An ``evaluate`` for `linear_path`: the mean of the loss over batches (inputs, target), each weighed by its size.
+    """Make an ``evaluate`` for `linear_path` and `loss_plane`: a function from a model to its mean loss on the data.
 
-    Where outputs are scores of classes and targets their numbers, the accuracy is given as well.
+    If outputs are scores of classes and targets their numbers, the function returns the accuracy as well.
+
+    Args:
+        loss: of outputs and target, a mean over the batch, such as ``nn.functional.cross_entropy``.
+        data: batches (inputs, target) that can be read more than once; each counts by its size.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> evaluate = ob.mean_loss(nn.functional.cross_entropy, [(torch.eye(2), torch.tensor([0, 1]))])
+    >>> sorted(evaluate(nn.Identity()).items())
+    [('accuracy', 1.0), ('loss', 0.313...)]
     """
     data = check_data(data)
 

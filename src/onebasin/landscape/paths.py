@@ -80,7 +80,7 @@ class LinearPath:
         middle = min(range(len(self.weights)), key=lambda i: abs(self.weights[i] - 0.5))
         numbers = {"barrier": self.barrier, "AUC": self.auc}
         for name, values in self.metrics.items():
-            numbers |= {f"{name} at A": values[0], f"{name} half way": values[middle], f"{name} at B": values[-1]}
+            numbers |= {f"{name} at A": values[0], f"{name} at the midpoint": values[middle], f"{name} at B": values[-1]}
         return html_table([(name, f"{value:.4g}") for name, value in numbers.items()])
 
     def plot(self, ax: Axes | None = None, label: str | None = None) -> Axes:
@@ -117,10 +117,11 @@ def linear_path(
         ValueError: if the models differ in keys or shapes, or `evaluate` returns no loss.
         TypeError: if a metric is not a number.
 
-    >>> from torch import nn, tensor
+    >>> from torch import nn
+    >>> import onebasin as ob
     >>> a, b = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
     >>> _, _ = a.weight.data.fill_(-1), b.weight.data.fill_(1)
-    >>> linear_path(a, b, lambda model: (1 - model.weight**2).item(), num_points=5)
+    >>> ob.linear_path(a, b, lambda model: (1 - model.weight**2).item(), num_points=5)
     LinearPath(5 points, barrier 1, AUC 0.625)
     """
     if num_points < 2:

@@ -135,6 +135,7 @@ def align(
     init: Permutation | Transform | MethodName | Method | None = None,
     groups: Iterable[str] | str | None = None,
     kinds: Kinds = "permutation",
+    untie: bool = False,
     scaling: Scaling | None = None,
     seed: int = 0,
     restarts: int = 0,
@@ -167,6 +168,8 @@ def align(
         groups: decide only the groups whose names match one of these (shell patterns); the others stay as they are.
         kinds: what to find besides permutations if no `symmetry` is given; see `onebasin.symmetry`. The positive scales of a
             symmetry are learned on the objective after the permutation.
+        untie: with ``kinds="all"``, give tied tensors of both models that a gain can be folded into only then tensors of
+            their own; see `onebasin.canonical`. The result is an untied module.
         scaling: how; `Scaling()` if None. Of lazy states that are read tensor by tensor nothing is learned if None: scales
             and bases are those of weight matching.
         seed: for everything random, also for loaders that shuffle by PyTorch's global generator, which is left as it was.
@@ -184,7 +187,9 @@ def align(
         ValueError: before any work is done, if the two do not fit, hold NaN, or something is missing or out of range.
         TypeError: likewise, for an option that the method does not have, or data that is no data.
 
+    >>> import copy
     >>> import torch
+    >>> from torch import nn
     >>> import onebasin as ob
     >>> mlp = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     >>> x = torch.zeros(1, 4)
@@ -196,13 +201,13 @@ def align(
     if not isinstance(engine, Engine):
         with opened(engine) as running:
             return align(
-                model, to, example_inputs, symmetry, method, objective, data, init, groups, kinds, scaling, seed, restarts,
-                detect_copy, polish, progress, callback, running, **options,
+                model, to, example_inputs, symmetry, method, objective, data, init, groups, kinds, untie, scaling, seed,
+                restarts, detect_copy, polish, progress, callback, running, **options,
             )  # fmt: skip
     begin = time.perf_counter()
     call = check_call(
         [model], symmetry=symmetry, method=method, objective=objective, data=data, init=init, groups=groups, kinds=kinds,
-        scaling=scaling, seed=seed,
+        untie=untie, scaling=scaling, seed=seed,
         restarts=restarts, detect_copy=detect_copy, polish=polish, progress=progress, callback=callback,
         engine=engine, **options,
     )  # fmt: skip
@@ -214,7 +219,7 @@ def align(
         model, prepared = widen(model, to, inputs), [WIDENED]
     is_checked = check_models(model, to, engine)
     if kinds == "all" and symmetry is None:
-        (model, to), symmetry, changed = canonicalise([model, to], example_inputs, call.data)
+        (model, to), symmetry, changed = canonicalise([model, to], example_inputs, call.data, untie)
         prepared = [*prepared, *changed]
     notes = [*prepared]
     symmetry = find_symmetry([model, to], example_inputs, symmetry, call.data, kinds)

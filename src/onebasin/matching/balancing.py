@@ -65,7 +65,7 @@ def _balance_scale(
 ) -> Tensor | None:
     """The logarithms at which sum_p E_p s^(2 p), the distance from zero, is smallest; None if there are no such numbers."""
     energies: dict[float, Tensor] = {}
-    for key in scale.powers.keys() & set(keys):
+    for key in (scale.powers.keys() - scale.offsets.keys()) & set(keys):
         for exponent, energy in scaled.sum_by_unit(
             key, state[key].double().square(), scale.name, scale_shape(symmetry, scale)
         ):

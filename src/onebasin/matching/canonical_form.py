@@ -1,8 +1,7 @@
 """The canonical form of a network: gains of norms are folded into the layers around them, and means are subtracted.
 
-A gain that can be folded is a scale of the symmetry: the gain is multiplied by s, and what reads the norm is divided by it.
-With s = 1 / gain the gain becomes one. No list of architectures is needed, and what cannot be folded is left as it is.
-Where a layer norm subtracts the mean over units, what writes these units gets the mean zero.
+What cannot be folded is left as it is. Where a layer norm subtracts the mean over units, what writes these units gets the
+mean zero.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import copy
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import torch
 from torch import Tensor, nn
@@ -19,17 +18,18 @@ from torch import Tensor, nn
 from onebasin.landscape.batches import find_example
 from onebasin.matching.balancing import balance
 from onebasin.matching.centring import Offsets, find_offsets
+from onebasin.matching.gain_folding import fold_gains, tie
+from onebasin.matching.untying import TIES_WORDS, Network, split_tied
+from onebasin.matching.untying import untie as find_untied
 from onebasin.relaxation.objectives import each_tied_once, parameter_keys
-from onebasin.symmetries import Scale, Symmetry, Transform
+from onebasin.symmetries import Symmetry, Transform
 from onebasin.symmetries.layout import names
-from onebasin.symmetries.multiplication import scale_shape, scaled_tensors
 from onebasin.symmetries.verification import compare
 from onebasin.tensors.states import StateDict, read_state_dict
 from onebasin.torch_internals import tree_map
 from onebasin.tracing import symmetry as trace
 
 _TOLERANCE = 1e-9
-Network = TypeVar("Network", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class CanonicalForm(Generic[Network]):
         centred: the tensors from which the mean over units was subtracted, because nothing reads it.
         uncentred: for other tensors that write units of a layer norm the reason why it was not.
         untied: keys that were one tensor with another key and have a tensor of their own in `model`, if that was asked for.
+            A module must be built untied to load `state`; `configuration` says how.
 
     >>> import torch
     >>> from torch import nn
@@ -68,6 +69,14 @@ class CanonicalForm(Generic[Network]):
         return read_state_dict(self.model)
 
     @property
+    def configuration(self) -> dict[str, bool]:
+        """What a configuration of Hugging Face must say to load `state`; empty if the given one is right.
+
+        That of `model` says so already.
+        """
+        return {TIES_WORDS: False} if self.untied else {}
+
+    @property
     def notes(self) -> list[str]:
         """What was done, and what could not be and why, in sentences."""
         notes = []
@@ -75,7 +84,8 @@ class CanonicalForm(Generic[Network]):
             notes.append(f"{len(self.folded)} gains of norms were folded into the layers around them.")
         if self.centred:
             notes.append(f"The mean over units, which nothing reads, was subtracted from {len(self.centred)} tensors.")
-        notes += [f"{key} has a tensor of its own now: it is tied to no other." for key in self.untied]
+        needed = f"it needs {TIES_WORDS}: false in a configuration of Hugging Face"
+        notes += [f"{key} has a tensor of its own now, and is tied to no other: {needed}." for key in self.untied]
         notes += [f"The gain {key} stays, and what it multiplies is not mixed: {why}." for key, why in self.left.items()]
         notes += [f"{key} keeps the mean over its units: {why}." for key, why in self.uncentred.items()]
         return notes
@@ -101,8 +111,9 @@ def canonical(
         balanced: also choose the scales of units, and the bases of heads, that make the parameters smallest: the sums of
             squares of what makes a unit and of what reads it are then the same.
         untie: give a head that is tied to the embedding a tensor of its own if a gain can be folded into it only then. In
-            `CanonicalForm.model` they are two parameters, which `CanonicalForm.untied` names. Loaded into the tied module,
-            its state would compute something else.
+            `CanonicalForm.model` they are two parameters, which `CanonicalForm.untied` names; if it has a configuration of
+            Hugging Face, that says ``tie_word_embeddings=False``. Loaded into the tied module, its state would compute
+            something else.
 
     Raises:
         ValueError: if the model cannot be traced.
@@ -120,79 +131,29 @@ def canonical(
     True
     """
     symmetry = trace(model, example_inputs, verify=False, kinds="all") if symmetry is None else symmetry
-    untied = _untie(model, symmetry, example_inputs)
+    untied = find_untied(model, symmetry, example_inputs)
     if untie:
         model, symmetry = untied.model, untied.symmetry
     given = read_state_dict(model)
     start = StateDict({key: value.double() if value.is_floating_point() else value for key, value in given.items()})
-    state, folded, left = start, [], {}
-    logarithms: dict[str, Tensor] = {}
-    for key in symmetry.gains:
-        gain = state[key]
-        if bool((gain == 1).all()):
-            continue
-        found = _find_scale(symmetry, key)
-        if isinstance(found, str):
-            left[key] = untied.reasons.get(key, found)
-        elif not bool((gain != 0).all()) or not bool(gain.isfinite().all()):
-            left[key] = "some of its entries are zero"
-        else:
-            logarithms[found.name] = _find_logarithms(symmetry, found, key, gain)
-            state = _fold(symmetry, found, key, state, logarithms[found.name])
-            folded.append(key)
+    folded = fold_gains(symmetry, start, untied.reasons)
     offsets = find_offsets(model, symmetry, example_inputs)
-    uncentred = _explain(_trace_folded(model, state, example_inputs) if folded else symmetry, offsets)
-    uncentred_state = state
-    state, centred = _centre(offsets, state, given)
+    uncentred = _explain(_trace_folded(model, folded.state, example_inputs) if folded.keys else symmetry, offsets)
+    state, centred = _centre(offsets, folded.state, given)
     if centred and not compare(model, start, state, example_inputs) < _TOLERANCE:
         uncentred |= dict.fromkeys(centred, "the means of these tensors are so large that the outputs are not exact to 1e-9")
-        state, centred = uncentred_state, ()
+        state, centred = folded.state, ()
     if balanced:
         state = _balance(model, state, example_inputs)
     is_checked = bool(centred) and not balanced
-    if (folded or balanced) and not is_checked and not compare(model, start, state, example_inputs) < _TOLERANCE:
+    if (folded.keys or balanced) and not is_checked and not compare(model, start, state, example_inputs) < _TOLERANCE:
         raise ValueError("the canonical form of this model changes its function; please report this network")
     narrow = {key: value if state[key] is start[key] else state[key].to(value.dtype) for key, value in given.items()}
-    is_positive = not balanced and all(bool((start[key] > 0).all()) for key in folded)
-    fold = Transform(symmetry.identity(), logarithms) if is_positive else None
+    fold = Transform(symmetry.identity(), folded.logarithms) if folded.is_positive and not balanced else None
     result = copy.deepcopy(model)
-    result.load_state_dict(_tie(symmetry, StateDict(narrow)))
-    return CanonicalForm(result, tuple(folded), left, fold, centred, uncentred, untied.keys if untie else ())
-
-
-@dataclass(frozen=True)
-class _Untied(Generic[Network]):
-    """A model in which tied tensors that hinder a fold are two, its symmetry, their keys, and why gains cannot be folded."""
-
-    model: Network
-    symmetry: Symmetry
-    keys: tuple[str, ...] = ()
-    reasons: Mapping[str, str] = field(default_factory=dict)
-
-
-def _untie(model: Network, symmetry: Symmetry, example_inputs: Any) -> _Untied[Network]:
-    """A copy with parameters of their own for tied keys, if that frees a gain; else the model itself."""
-    state = read_state_dict(model)
-    wanted = (key for key in symmetry.gains if not bool((state[key] == 1).all()))
-    gains = [key for key in wanted if isinstance(_find_scale(symmetry, key), str)]
-    if not gains or not symmetry.ties:
-        return _Untied(model, symmetry)
-    units = {name for key in gains for name in names(symmetry.layouts[key])}
-    copied, keys = copy.deepcopy(model), []
-    for first, *others in symmetry.ties:
-        for key in others if not units.isdisjoint(names(symmetry.layouts[first])) else ():
-            owner, _, name = key.rpartition(".")
-            module, parameter = copied.get_submodule(owner), dict(copied.named_parameters(remove_duplicate=False)).get(key)
-            if parameter is not None and module is not copied.get_submodule(first.rpartition(".")[0]):
-                module.register_parameter(name, nn.Parameter(parameter.detach().clone(), parameter.requires_grad))
-                keys.append(key)
-    if not keys:
-        return _Untied(model, symmetry)
-    found = trace(copied, example_inputs, verify=False, kinds="all")
-    freed = [key for key in gains if isinstance(_find_scale(found, key), Scale)]
-    reason = f"it would have to be folded into {', '.join(keys)}, which is one tensor with another that must not change; "
-    reason += "untie=True of onebasin.canonical gives it a tensor of its own, and the model must then be untied to load that"
-    return _Untied(copied, found, tuple(keys), dict.fromkeys(freed, reason)) if freed else _Untied(model, symmetry)
+    result.load_state_dict(tie(symmetry, StateDict(narrow)))
+    keys = untied.keys if untie else ()
+    return CanonicalForm(result, folded.keys, folded.left, fold, centred, uncentred, keys)
 
 
 def _centre(offsets: Offsets, state: StateDict, given: Mapping[str, Any]) -> tuple[StateDict, tuple[str, ...]]:
@@ -203,7 +164,7 @@ def _centre(offsets: Offsets, state: StateDict, given: Mapping[str, Any]) -> tup
         for key, value in centred.items()
         if bool((value - state[key]).abs().max() > 8 * torch.finfo(given[key].dtype).eps * state[key].abs().max())
     }
-    return _tie(offsets.symmetry, StateDict({**state, **changed})), tuple(changed)
+    return tie(offsets.symmetry, StateDict({**state, **changed})), tuple(changed)
 
 
 def _explain(symmetry: Symmetry, offsets: Offsets) -> dict[str, str]:
@@ -231,13 +192,15 @@ def _trace_folded(model: nn.Module, state: StateDict, example_inputs: Any) -> Sy
 def _balance(model: nn.Module, state: StateDict, example_inputs: Any) -> StateDict:
     symmetry = _trace_folded(model, state, example_inputs)
     keys = [key for key in each_tied_once(parameter_keys(model), symmetry) if key not in symmetry.fixed]
-    return _tie(symmetry, balance(symmetry, state, keys).apply(state))
+    return tie(symmetry, balance(symmetry, state, keys).apply(state))
 
 
 def canonicalise(
-    models: Sequence[Any], example_inputs: Any, data: Iterable[Any] | None
+    models: Sequence[Any], example_inputs: Any, data: Iterable[Any] | None, untie: bool = False
 ) -> tuple[list[Any], Symmetry, list[str]]:
     """Copies of modules in canonical form, their symmetry of all kinds, and what was done, in sentences.
+
+    What is untied in one of them is untied in all.
 
     Raises:
         ValueError: if these are no modules, or there is nothing to trace them with.
@@ -248,7 +211,11 @@ def canonicalise(
             "changes of basis are traced in the canonical forms of networks: give modules, and example_inputs= or data= to "
             "trace them with; or states in canonical form, and symmetry="
         )
-    forms = [canonical(model, example_inputs) for model in models]
+    forms = [canonical(model, example_inputs, untie=untie) for model in models]
+    apart = {key for form in forms for key in form.untied}
+    for number, form in enumerate(forms):
+        if set(form.untied) != apart:
+            forms[number] = canonical(split_tied(models[number], apart), example_inputs)
     copies = [form.model for form in forms]
     notes = dict.fromkeys(note for form in forms for note in form.notes)
     # A gain that stays in any of the models stands in the way for all.
@@ -268,42 +235,3 @@ def _unfix(model: nn.Module, keys: Iterable[str]) -> nn.Module:
             vector = result.get_parameter(key)
             vector.copy_(torch.linspace(1, 2, len(vector)))
     return result
-
-
-def _find_scale(symmetry: Symmetry, key: str) -> Scale | str:
-    """The scale that multiplies a gain and no other; or why there is none."""
-    scales = [scale for scale in symmetry.scales.values() if key in scale.powers]
-    if len(scales) != 1:
-        return "it cannot be multiplied without changing what reads it" if not scales else "several scales multiply it"
-    others = [other for other in symmetry.gains if other != key and other in scales[0].powers]
-    if others:
-        return f"it shares its scale with {others[0]}"
-    (power,) = scales[0].powers[key]
-    return scales[0] if power.exponent in (1, -1) else "it is not multiplied by its scale alone"
-
-
-def _find_logarithms(symmetry: Symmetry, scale: Scale, key: str, gain: Tensor) -> Tensor:
-    """The logarithms of the scale that makes the absolute values of a gain one."""
-    ((_, _, exponent),) = scale.powers[key]
-    return -gain.double().cpu().abs().log().view(scale_shape(symmetry, scale)) / exponent
-
-
-def _fold(symmetry: Symmetry, scale: Scale, key: str, state: StateDict, logarithms: Tensor) -> StateDict:
-    """A state whose gain is one. Logarithms are of absolute values, so signs are multiplied by themselves."""
-    is_negative = (state[key] < 0).double().cpu().view_as(logarithms)
-    tensors = scaled_tensors(symmetry)
-    result: dict[str, Any] = dict(state)
-    for name in scale.powers:
-        flipped = tensors.scale(name, torch.ones_like(state[name]), {scale.name: is_negative}) != 1
-        value = tensors.scale(name, state[name], {scale.name: logarithms})
-        result[name] = torch.where(flipped, -value, value)
-    result[key] = torch.ones_like(state[key])
-    return _tie(symmetry, StateDict(result))
-
-
-def _tie(symmetry: Symmetry, state: StateDict) -> StateDict:
-    """Tied keys are one tensor again."""
-    first: dict[str, Any] = {}
-    for keys in symmetry.ties:
-        first |= dict.fromkeys(keys, state[keys[0]])
-    return StateDict({key: first.get(key, value) for key, value in state.items()})

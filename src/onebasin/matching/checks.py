@@ -118,6 +118,7 @@ def check_call(
     init: Any = None,
     groups: Any = None,
     kinds: Any = "permutation",
+    untie: Any = False,
     scaling: Any = None,
     seed: Any = 0,
     restarts: Any = 0,
@@ -139,6 +140,7 @@ def check_call(
         init: likewise.
         groups: likewise.
         kinds: likewise.
+        untie: likewise.
         scaling: likewise.
         seed: likewise.
         restarts: likewise.
@@ -167,6 +169,12 @@ def check_call(
         raise ValueError(
             f"the symmetry that was given has no {missing}: make it by onebasin.symmetry(..., kinds={kinds!r}), "
             "or leave out one of symmetry= and kinds="
+        )
+    check_flag("untie", untie)
+    if untie and (kinds != "all" or symmetry is not None):
+        raise ValueError(
+            "untie=True is for kinds='all' without symmetry=, where gains are folded into tied tensors: give kinds='all', "
+            "or fold them by onebasin.canonical(..., untie=True) first"
         )
     if scaling is not None and not isinstance(scaling, Scaling):
         raise TypeError(f"scaling must be Scaling(...) or None, got {scaling!r}")

@@ -175,6 +175,9 @@ def provenance(
     Raises:
         ValueError: before any work is done, if the networks do not fit, hold NaN, or something is missing or out of range.
 
+    >>> import copy
+    >>> import torch
+    >>> from torch import nn
     >>> import onebasin as ob
     >>> one = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 10))
     >>> other = copy.deepcopy(one)

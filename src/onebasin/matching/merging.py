@@ -37,6 +37,8 @@ Reference = Literal["first", "mean", "common"]
 """What models are aligned to; see `merge`."""
 Start = Permutation | Transform | MethodName | Method | None
 """Where the alignment of a model starts; see `onebasin.align`."""
+_GAIN = 1e-3
+"""The share of the cost by which a round with scales or bases, which could go on forever, must lower it."""
 
 
 def merge(
@@ -49,10 +51,11 @@ def merge(
     reference: Reference = "first",
     max_rounds: int = 10,
     seed: int = 0,
-    on_aligned: Callable[[list[Any]], None] | None = None,
+    on_aligned: Callable[[Sequence[Permutation | Transform]], None] | None = None,
     on_result: Callable[[int, Alignment[Any]], None] | None = None,
     init: Start | Sequence[Start] = None,
     layer_weights: Mapping[str, Sequence[float]] | None = None,
+    untie: bool = False,
     **options: Unpack[AlignOptions],
 ) -> M:
     """Align models of one architecture and average them.
@@ -68,10 +71,11 @@ def merge(
         symmetry: from `onebasin.symmetry` or `Symmetry.from_axes`. One written by hand is verified if inputs are known.
         method: how to align; see `onebasin.align`.
         reference: what the models are aligned to. "first": every model to the first. "mean": from there, every model in turn
-            to the mean of the others, until nothing moves (MergeMany of Git Re-Basin). "common": from there, all models at
-            once to a common frame, by Frank-Wolfe on the inner products of their weights (C2M3), with all models in memory;
-            if the symmetry has scales or bases, these are learned for all models at once instead, on lines between each
-            model and mixtures of the others.
+            to the mean of the others, until nothing moves (MergeMany of Git Re-Basin; with rotations, generalised Procrustes
+            analysis). Scales and bases are then those of the method, and learned only if `scaling` is given. "common": from
+            there, all models at once to a common frame, by Frank-Wolfe on the inner products of their weights (C2M3), with
+            all models in memory; if the symmetry has scales or bases, these are learned for all models at once instead, on
+            lines between each model and mixtures of the others.
         max_rounds: the most rounds over the models with ``reference="mean"``.
         seed: for everything random.
         on_aligned: called with what was done to each model, before they are averaged: a `Permutation`, or a `Transform` of
@@ -81,6 +85,8 @@ def merge(
             each model but the first.
         layer_weights: other weights in the average for tensors whose names fit a shell pattern, such as
             ``{"layers.0.*": [1, 0]}``. The first pattern that fits counts. The alignment itself uses `weights`.
+        untie: with ``kinds="all"``, give tied tensors that a gain can be folded into only then tensors of their own, in all
+            models; see `onebasin.canonical`. The result is an untied module.
         **options: passed to `onebasin.align`.
 
     Returns:
@@ -105,7 +111,7 @@ def merge(
         with opened(given) as running:
             return merge(
                 models, example_inputs, weights, repair, symmetry, method, reference, max_rounds, seed, on_aligned,
-                on_result, init, layer_weights, **{**options, "engine": running},
+                on_result, init, layer_weights, untie, **{**options, "engine": running},
             )  # fmt: skip
     if "to" in options:
         raise TypeError("merge has no argument to=: what the models are aligned to is reference='first', 'mean' or 'common'")
@@ -119,7 +125,7 @@ def merge(
     check_callback("on_result", on_result)
     moved = models if reference == "mean" else models[1:]
     starts = _list_starts(init, len(models) - 1)
-    call = check_call(moved, symmetry=symmetry, method=method, seed=seed, init=starts[0], **options)
+    call = check_call(moved, symmetry=symmetry, method=method, seed=seed, init=starts[0], untie=untie, **options)
     options |= {"data": call.data, "groups": call.groups}  # what can be read only once has been read
     for start in starts[1:]:
         check_call(moved, symmetry=symmetry, method=method, seed=seed, init=start, **options)
@@ -141,13 +147,8 @@ def merge(
         find_layer_weights(states[0].shapes, layer_weights, len(models))
     kinds, notes = options.pop("kinds", "permutation"), []
     if kinds == "all" and symmetry is None:
-        models, symmetry, notes = canonicalise(models, example_inputs, call.data)
+        models, symmetry, notes = canonicalise(models, example_inputs, call.data, untie)
     symmetry = find_symmetry(models, example_inputs, symmetry, call.data, kinds)
-    if (symmetry.scales or symmetry.bases) and reference == "mean" and len(models) > 2:
-        raise ValueError(
-            "reference='mean' is for permutations, and these models have scales or bases: take reference='common', which "
-            "learns them for all models at once"
-        )
     if (
         symmetry.scales
         and not symmetry.bases
@@ -164,8 +165,8 @@ def merge(
                 M, _merge_twins(models[0], found, call, {**passed, "on_aligned": on_aligned, "on_result": on_result})
             )
 
-    def align_model(number: int, model: Model, to: Model, start: Start) -> Alignment[Any]:
-        result = align(model, to, symmetry=symmetry, method=method, seed=seed, init=start, **options)
+    def align_model(number: int, model: Model, to: Model, start: Start, how: AlignOptions) -> Alignment[Any]:
+        result = align(model, to, symmetry=symmetry, method=method, seed=seed, init=start, **how)
         result = replace(result, notes=(*notes, *result.notes))
         if on_result is not None:
             on_result(number, result)
@@ -174,29 +175,26 @@ def merge(
     def align_again(number: int, model: Model, to: Model) -> Alignment[Any]:
         start = starts[max(number - 1, 0)]
         is_applied = isinstance(start, Permutation | Transform)
-        return align_model(number, model, to, None if is_applied else start)
+        scaling = options.get("scaling") or Scaling(steps=0)  # to learn in every round would take long
+        return align_model(number, model, to, None if is_applied else start, {**options, "scaling": scaling})
 
     pairs = enumerate(zip(models[1:], starts, strict=True), start=1)
-    results = [align_model(number, model, models[0], start) for number, (model, start) in pairs]
-    frame = _Frame(
-        models,
-        [results[0].target, *(result.model for result in results)],
-        [symmetry.identity(), *(result.permutation for result in results)],
-    )
-    elements: list[Any] = frame.permutations
+    results = [align_model(number, model, models[0], start, options) for number, (model, start) in pairs]
+    elements: list[Permutation | Transform] = [symmetry.identity(), *(result.permutation for result in results)]
     if symmetry.scales or symmetry.bases:
         first = results[0].target_transform or Transform(symmetry.identity(), {})
         elements = [first, *(result.transform for result in results)]
+    frame = _Frame(models, [results[0].target, *(result.model for result in results)], elements, symmetry)
     if reference == "mean" and len(models) > 2:
         frame.align_to_means(shares, max_rounds, seed, align_again)
     elif reference == "common" and len(models) > 2 and (symmetry.scales or symmetry.bases):
         with show_progress(options.get("progress", False)) as report, seeded(seed, read_state(models[0]).device):
-            frame.learn_together(elements, call, symmetry, options.get("scaling") or Scaling(), report)
+            frame.learn_together(call, options.get("scaling") or Scaling(), report)
     elif reference == "common" and len(models) > 2:
         with show_progress(options.get("progress", False)) as report:
             frame.align_all(shares, symmetry.restrict(call.groups), report)
     if on_aligned is not None:
-        on_aligned(elements)
+        on_aligned(frame.elements)
     by_key = find_layer_weights(states[0].shapes, layer_weights or {}, len(models), symmetry.ties)
     merged = _average(frame.aligned, shares, by_key)
     if form is not None:
@@ -286,44 +284,49 @@ class _Frame:
     Attributes:
         models: as they were given.
         aligned: as they are now.
-        permutations: what was done to each.
+        elements: what was done to each: permutations or, if the symmetry has scales or bases, transforms.
+        symmetry: of all models.
     """
 
     models: list[Model]
     aligned: list[Model]
-    permutations: list[Permutation]
+    elements: list[Any]
+    symmetry: Symmetry
 
     def align_to_means(
         self, shares: list[float], max_rounds: int, seed: int, align_model: Callable[[int, Model, Model], Alignment[Any]]
     ) -> None:
         """Align each model to the mean of the others until nothing moves."""
         generator = torch.Generator().manual_seed(seed)
+        is_exact = not self.symmetry.scales and not self.symmetry.bases
+        fixed = {key: [1.0] + [0.0] * (len(self.models) - 2) for key in self.symmetry.fixed}  # means of ones are rounded
         for _ in range(max_rounds):
             moved = False
             for i in torch.randperm(len(self.models), generator=generator).tolist():
                 others = [m for j, m in enumerate(self.aligned) if j != i]
                 rest = [s for j, s in enumerate(shares) if j != i]
-                mean = _average(others, [s / sum(rest) for s in rest])
+                mean = _average(others, [s / sum(rest) for s in rest], fixed)
                 result = align_model(i, self.aligned[i], mean)
-                if result.cost < result.start_cost and not result.permutation.is_identity:
-                    moved, self.permutations[i] = True, result.permutation @ self.permutations[i]
+                found = result.permutation if is_exact else result.transform
+                needed = result.start_cost if is_exact else result.start_cost * (1 - _GAIN)
+                if result.cost < needed and not found.is_identity:
+                    moved, self.elements[i] = True, found @ self.elements[i]
                     # A lazy state is permuted at every reading: once, however often it was moved.
                     lazy = read_state(self.models[i]).is_lazy
-                    self.aligned[i] = self.permutations[i].apply(self.models[i]) if lazy else result.model
+                    self.aligned[i] = self.elements[i].apply(self.models[i]) if lazy else result.model
             if not moved:
                 return
 
-    def learn_together(
-        self, transforms: list[Transform], call: Call, symmetry: Symmetry, scaling: Scaling, progress: Progress
-    ) -> None:
+    def learn_together(self, call: Call, scaling: Scaling, progress: Progress) -> None:
         """Learn scales and bases of all models but the first at once, and add them to the transforms that were found."""
         first, *others = self.aligned
-        chosen = symmetry.restrict(call.groups)
+        chosen = self.symmetry.restrict(call.groups)
         problems = [make_problem(model, first, chosen, call.objective, call.data, lazily=False) for model in others]
         found = learn_together([replace(problem, progress=progress) for problem in problems], scaling)
         for i, learned in enumerate(found, start=1):
-            transforms[i] = Transform(symmetry.identity(), learned.logarithms, learned.matrices) @ transforms[i]
-            self.aligned[i] = transform_model(self.models[i], transforms[i])
+            update = Transform(self.symmetry.identity(), learned.logarithms, learned.matrices)
+            self.elements[i] = update @ self.elements[i]
+            self.aligned[i] = transform_model(self.models[i], self.elements[i])
 
     def align_all(self, shares: list[float], symmetry: Symmetry, progress: Progress) -> None:
         """Align all models at once, from where they are now."""
@@ -333,7 +336,7 @@ class _Frame:
         states = [{key: state[key].detach().to(device, dtype) for key in keys} for state in given]
         found = find_common_frame(states, symmetry, [symmetry.identity()] * len(states), shares, progress)
         for i, update in enumerate(found):
-            whole = self.permutations[i].symmetry  # with the groups that are to stay as they are
+            whole = self.symmetry  # with the groups that are to stay as they are
             update = Permutation(whole, {**whole.identity_indices, **update.indices}, check=False)
-            self.permutations[i] = update @ self.permutations[i]
-            self.aligned[i] = transform_model(self.models[i], self.permutations[i])
+            self.elements[i] = update @ self.elements[i]
+            self.aligned[i] = transform_model(self.models[i], self.elements[i])

@@ -91,10 +91,14 @@ def port(
         TypeError: likewise, for what is of the wrong kind.
 
     >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
     >>> old, new = (nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)) for _ in range(2))
-    >>> port(old, base=old, to=new, example_inputs=torch.zeros(1, 4)).scale
+    >>> ob.port(old, base=old, to=new, example_inputs=torch.zeros(1, 4)).scale
     1.0
     """
+    if "untie" in options:
+        raise TypeError("port has no argument untie=: give it networks that onebasin.canonical(..., untie=True) has made")
     scales = _check_scales(scale, evaluate, to)
     check_alike(read_state(fine_tuned), read_state(base), "the fine-tuned model", "its base")
     check_finite({"the fine-tuned model": read_state(fine_tuned)})

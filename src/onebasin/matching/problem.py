@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -32,14 +32,62 @@ from onebasin.tensors.row_blocks import cut_rows
 from onebasin.tensors.states import LazyState, Model, State, StateDict, read_state
 from onebasin.torch_internals import tree_map
 
-Entry = dict[str, Any]
-"""One entry of the history of an alignment."""
 _NUM_COMPARED = 4
 """Batches that hard permutations are compared on."""
 
 
 _MARGIN = 1.1
 """For what memory allocators do not give back at once."""
+
+
+class Entry(TypedDict, total=False):
+    """One entry of the history of an alignment: what a method tells about a step, a sweep or a round.
+
+    Attributes:
+        by: the method, or "polish" or "scales".
+        step: the number of a step of a descent.
+        sweep: the number of a sweep over all groups.
+        round: the number of a round of exchanges.
+        group: that the round is about.
+        soft: the cost with the plans of this step.
+        hard: the cost of the permutation that they harden to.
+        gap: the difference of the two.
+        best: the lowest cost of a permutation so far.
+        cost: of scales and bases that are learned.
+        polish: the cost after the polish.
+        inner: the inner product of the parameters, which weight matching maximises.
+        distance: of the parameters, squared, where bases are matched.
+        moved: how many units a sweep moved.
+        tried: exchanges that were evaluated.
+        helping: those among them that lower the cost by themselves.
+        exchanged: those that were made.
+        gain: by how much they changed the cost.
+        batches: that activations were gathered on.
+        sites: places in the network where they were.
+        groups_without_site: groups that were matched by their weights.
+    """
+
+    by: str
+    step: int
+    sweep: int
+    round: int
+    group: str
+    soft: float
+    hard: float
+    gap: float
+    best: float
+    cost: float
+    polish: float
+    inner: float
+    distance: float
+    moved: int
+    tried: int
+    helping: int
+    exchanged: int
+    gain: float
+    batches: int
+    sites: int
+    groups_without_site: int
 
 
 def ignore(*_: Any) -> None:
@@ -100,6 +148,14 @@ class Problem:
     def dtype(self) -> torch.dtype:
         """What to compute in."""
         return self.target.dtype
+
+    def reporting_as(self, name: str) -> Problem:
+        """The same problem; entries of the history say that they are by this method."""
+
+        def report(entry: Entry) -> None:
+            self.report({**entry, "by": name})
+
+        return replace(self, report=report)
 
     def starting_from(self, start: Permutation | Transform) -> Problem:
         """The same problem with the source moved beforehand."""

@@ -1,6 +1,6 @@
 """Positive scales and bases of the units of an aligned network, learned on the objective.
 
-They do not change what the permuted network computes, but they do change the line to the target: half way, a unit whose
+They do not change what the permuted network computes, but they change the line to the target: at the midpoint, a unit whose
 filter was multiplied by s takes the share s / (1 + s) of that network. So a unit without a good partner can lean towards the
 network where it matters more, which no permutation can do. And units that are mixed in one network are mixed alike in both.
 """

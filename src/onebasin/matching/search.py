@@ -49,8 +49,8 @@ class Found:
         if not (symmetry.scales or symmetry.bases):
             return Learned({}, {}, self.match.cost)
         moved = self.problem.starting_from(self.match.permutation)
-        quiet = replace(moved, report=lambda entry: moved.report({**entry, "by": "scales"}))
-        return learn_transform(quiet, options, Transform(symmetry.identity(), self.match.logarithms, self.match.matrices))
+        start = Transform(symmetry.identity(), self.match.logarithms, self.match.matrices)
+        return learn_transform(moved.reporting_as("scales"), options, start)
 
     def compose(self, learned: Learned) -> Permutation | Transform:
         """All that was done to the source of the search: start, permutation, scales and bases."""
@@ -128,14 +128,13 @@ class Search:
 
     def _solve(self, problem: Problem, method: Method) -> Match:
         """What a method finds, polished if that is wanted."""
-        found = method.match(replace(problem, report=lambda entry: problem.report({**entry, "by": method.name})))
+        found = method.match(problem.reporting_as(method.name))
         wanted = method.is_polished and not problem.objective.uses_data if self.polish is None else self.polish
         if not wanted or found.cost <= problem.objective.floor:
             return found
-        quiet = replace(problem, report=lambda entry: problem.report({**entry, "by": "polish"}))
         # The sweeps from the identity are weight matching: the result costs no more than it.
         for candidate in (found.permutation, *found.alternatives, problem.symmetry.identity()):
-            permutation, _ = sweep(quiet, candidate)
+            permutation, _ = sweep(problem.reporting_as("polish"), candidate)
             cost = problem.cost(permutation)
             if cost < found.cost:
                 found = replace(found, permutation=permutation, cost=cost)

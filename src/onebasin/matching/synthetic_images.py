@@ -49,9 +49,12 @@ def synthetic_images(
     Raises:
         ValueError: if a model does not take images of this shape, or does not return a score per class.
 
+    >>> from torch import nn
+    >>> import onebasin as ob
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 5))
-    >>> [(images.shape, chances.shape) for images, chances in synthetic_images([model], (3, 8, 8), 1, batch_size=4)]
-    [(torch.Size([4, 3, 8, 8]), torch.Size([4, 5]))]
+    >>> ((images, chances),) = ob.synthetic_images([model], (3, 8, 8), 1, batch_size=4)
+    >>> images.shape, chances.shape
+    (torch.Size([4, 3, 8, 8]), torch.Size([4, 5]))
     """
     for name, count in {"num_batches": num_batches, "batch_size": batch_size, "num_leaves": num_leaves}.items():
         check_count(name, count, at_least=1)

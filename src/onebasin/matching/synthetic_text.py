@@ -52,9 +52,12 @@ def synthetic_text(
     Raises:
         ValueError: if a model does not return scores for the next token, or the vocabularies differ.
 
+    >>> from torch import nn
+    >>> import onebasin as ob
     >>> model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7))
-    >>> [(tokens.shape, following.shape) for tokens, following in synthetic_text([model], 5, num_batches=1, batch_size=3)]
-    [(torch.Size([3, 5]), torch.Size([3, 5]))]
+    >>> ((tokens, following),) = ob.synthetic_text([model], 5, num_batches=1, batch_size=3)
+    >>> tokens.shape, following.shape
+    (torch.Size([3, 5]), torch.Size([3, 5]))
     """
     for name, count in {"length": length, "num_batches": num_batches}.items():
         check_count(name, count, at_least=1)

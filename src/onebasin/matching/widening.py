@@ -57,9 +57,12 @@ def widen(model: nn.Module, like: Wide, example_inputs: Any) -> Wide:
         ValueError: if the two differ in more than the number of free units, or if the function would change.
         TypeError: if one of them is no module.
 
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
     >>> narrow, wide = (nn.Sequential(nn.Linear(4, n), nn.ReLU(), nn.Linear(n, 2)) for n in (8, 12))
     >>> x = torch.randn(1, 4)
-    >>> torch.allclose(widen(narrow, like=wide, example_inputs=x)(x), narrow(x), atol=1e-6)
+    >>> torch.allclose(ob.widen(narrow, like=wide, example_inputs=x)(x), narrow(x), atol=1e-6)
     True
     """
     for name, each in {"model": model, "like": like}.items():

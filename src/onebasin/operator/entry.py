@@ -97,7 +97,8 @@ def sinkhorn(
 
     Example:
         >>> import torch
-        >>> sinkhorn(torch.tensor([[2.0, 0.0], [0.0, 2.0]]))
+        >>> import onebasin as ob
+        >>> ob.sinkhorn(torch.tensor([[2.0, 0.0], [0.0, 2.0]]))
         tensor([[0.8808, 0.1192],
                 [0.1192, 0.8808]])
     """

@@ -174,7 +174,7 @@ def plot_accuracies(
         ax.plot(range(task + 1, count + 1), values, color=colors[task], linewidth=1, marker="o", markersize=2.5, alpha=0.8)
     means = [float(np.mean(row[: t + 1])) for t, row in enumerate(rows)]
     ax.plot(range(1, count + 1), means, color=COLORS[1], linewidth=2.4, label=label)
-    ax.set_xlabel("tasks learnt")
+    ax.set_xlabel("tasks learned")
     ax.set_ylabel("accuracy")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.legend(frameon=False)

@@ -106,11 +106,12 @@ def assign(
 
     Example:
         >>> import torch
+        >>> import onebasin as ob
         >>> scores = torch.tensor([[3.0, 2.0], [3.0, 0.0]])
-        >>> columns, info = assign(scores, return_info=True)
+        >>> columns, info = ob.assign(scores, return_info=True)
         >>> columns, info.value.item(), info.bound.item()
         (tensor([1, 0]), 5.0, 5.0)
-        >>> assign(scores, start=info, return_info=True)[1].solved.item()
+        >>> ob.assign(scores, start=info, return_info=True)[1].solved.item()
         False
     """
     _check(scores)

@@ -22,7 +22,7 @@ from onebasin.torch_internals import BatchNorm
 
 Params = Mapping[str, Any]
 Loss = Callable[[Any, Any], Tensor]
-Function = Callable[[dict[str, Any], dict[str, Any], Any], Tensor]
+Function = Callable[[dict[str, Tensor], dict[str, Tensor], Any], Tensor]
 """A cost of the permuted parameters beside those of the target, and a batch of the data."""
 
 
@@ -38,7 +38,7 @@ class Objective(ABC):
         can_be_captured: whether a call does the same operations each time and never waits for the device, so that a CUDA
             graph can hold it.
         data: batches that were given with the objective, if any.
-        repaired: whether it is to see networks whose statistics are put right, see `Midpoint`.
+        repaired: whether it is to see networks whose statistics are corrected, see `Midpoint`.
         floor: no permutation costs less: one that costs this is the best there is.
 
     >>> import torch
@@ -242,14 +242,14 @@ def _between(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Midpoint(_OnTheLine):
-    """The loss half way between the two networks (eq. mid of the paper).
+    """The loss at the midpoint between the two networks (eq. mid of the paper).
 
     Attributes:
         loss: ``loss(output, target)``.
         data: an iterable of (inputs, target) batches, read many times; may be given to `align` instead.
         repaired: whether `align` evaluates the networks with REPAIR at each point: a network without norms is replaced by
-            its normalised twin (see `onebasin.landscape.normalised_twin`), so that the collapse of variance half way, which
-            `repair` undoes afterwards, does not decide. Batch norms use the statistics of the batch in any case.
+            its normalised twin (see `onebasin.landscape.normalised_twin`), so that the collapse of variance on the
+            line, which `repair` undoes afterwards, does not decide. Batch norms use the statistics of the batch in any case.
         model: the architecture, in eval mode except for its batch norms, which use the statistics of the batch: those stored
             with either endpoint would be wrong in between. `align` sets it.
 

@@ -113,8 +113,8 @@ class RebasinNet(nn.Module):
         self.generators = nn.ParameterList(self._bases.generators)
         self._bases.replace_generators(self.generators)
 
-    def _multiply(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors times scales and matrices."""
+    def multiply(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of permuted units, by their keys, times scales and matrices; differentiable in what these are made of."""
         if not (self._scales or self.symmetry.bases):
             return dict(tensors)
         logarithms = dict(zip(self._scales, self.logarithms, strict=True))
@@ -167,9 +167,9 @@ class RebasinNet(nn.Module):
         live = mix_all({key: value for key, value in here.items() if key not in buffers}, layouts, plans, parents)
         fixed = {key: value.detach() for key, value in here.items() if key in buffers and value.is_floating_point()}
         moved = mix_all(fixed, layouts, {name: plan.detach() for name, plan in plans.items()}, parents)
-        live = self._multiply(live) if live else live
+        live = self.multiply(live) if live else live
         with torch.no_grad():
-            moved = self._multiply(moved) if moved else moved
+            moved = self.multiply(moved) if moved else moved
         done = live | {key: (moved if key in moved else here)[key].clone() for key in here if key in buffers}
         return StateDict({key: done[first[id(value)]] if id(value) in first else value for key, value in state.items()})
 

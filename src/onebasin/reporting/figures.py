@@ -23,6 +23,7 @@ _VARIABLES = {color.lower(): f"var(--line-{i})" for i, color in enumerate(COLORS
 _VARIABLES |= {GREY: "var(--line-grey)", "#000000": "currentColor"}
 _MAX_CELLS = 64
 _SHADES = (0, 140, 200, 255)  # how opaque a pixel is that holds none, few, some or most of the units of its row
+_NUM_LEVELS = 7  # of the strength of a colour
 
 
 def themed_svg(figure: Figure, label: str) -> str:
@@ -73,19 +74,42 @@ def matrix_png(sources: Tensor) -> str:
     np.add.at(counts, (targets, sources.numpy() * cells // size), 1)
     full = counts.sum(axis=1, keepdims=True)
     shades = np.ceil(counts / full * (len(_SHADES) - 1)).astype(np.uint8)
-    return "data:image/png;base64," + base64.b64encode(_encode(shades)).decode()
+    return _encode(shades, bytes(3 * len(_SHADES)), bytes(_SHADES), num_bits=2)
 
 
-def _encode(shades: np.ndarray) -> bytes:
-    """A PNG with two bits per pixel: black, as opaque as the shade says."""
-    height, width = shades.shape
-    bits = (shades[..., None] >> np.array([1, 0], np.uint8)) & 1
+def heat_png(matrix: Tensor) -> str:
+    """A matrix as a picture: positive entries in one colour, negative ones in another, the more opaque the larger.
+
+    Up to 64 units each entry is one pixel. Beyond that a pixel is the largest entry of a block. Opacity grows with the root
+    of an entry, so that small ones are seen.
+
+    Args:
+        matrix: (n, n).
+    """
+    size = len(matrix)
+    cells = min(size, _MAX_CELLS)
+    starts = [number * size // cells for number in range(cells)]
+    values = matrix.double().numpy()
+    ends = [op.reduceat(op.reduceat(values, starts, axis=0), starts, axis=1) for op in (np.maximum, np.minimum)]
+    strongest = np.where(ends[0] >= -ends[1], *ends)
+    levels = np.rint(_NUM_LEVELS * np.sqrt(np.abs(strongest) / (np.abs(values).max() or 1.0))).astype(np.uint8)
+    pixels = np.where(levels == 0, 0, np.where(strongest > 0, levels, levels + _NUM_LEVELS)).astype(np.uint8)
+    colors = [bytes.fromhex(color[1:]) for color in COLORS[:2]]
+    palette = bytes(3) + b"".join(color * _NUM_LEVELS for color in colors)
+    opacity = [255 * level // _NUM_LEVELS for level in range(1, _NUM_LEVELS + 1)]
+    return _encode(pixels, palette, bytes([0, *opacity, *opacity]), num_bits=4)
+
+
+def _encode(pixels: np.ndarray, palette: bytes, opacity: bytes, num_bits: int) -> str:
+    """A PNG as a ``data:`` address. Each pixel is the number of a colour, in so many bits."""
+    height, width = pixels.shape
+    bits = (pixels[..., None] >> np.arange(num_bits - 1, -1, -1, dtype=np.uint8)) & 1
     rows = np.packbits(bits.reshape(height, -1), axis=1)
     unfiltered = np.insert(rows, 0, 0, axis=1).tobytes()  # each row begins with the number of its filter; 0 is none
-    header = struct.pack(">IIBBBBB", width, height, 2, 3, 0, 0, 0)
-    palette = bytes(3 * len(_SHADES))
-    chunks = [(b"IHDR", header), (b"PLTE", palette), (b"tRNS", bytes(_SHADES)), (b"IDAT", zlib.compress(unfiltered, 9))]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*chunk) for chunk in [*chunks, (b"IEND", b"")])
+    header = struct.pack(">IIBBBBB", width, height, num_bits, 3, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"PLTE", palette), (b"tRNS", opacity), (b"IDAT", zlib.compress(unfiltered, 9))]
+    png = b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*chunk) for chunk in [*chunks, (b"IEND", b"")])
+    return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
 def _chunk(kind: bytes, content: bytes) -> bytes:

@@ -77,6 +77,19 @@ def bars(first: float, second: float) -> str:
     return f'<svg viewBox="0 0 100 14" preserveAspectRatio="none" aria-hidden="true">{shapes}</svg>'
 
 
+def histogram(counts: Sequence[int]) -> str:
+    """Bars of equal width, the highest as high as the picture, and a line in the middle."""
+    width, highest = 100 / len(counts), max(counts) or 1
+    shapes = "".join(
+        f'<rect x="{number * width:.2f}" y="{14 - 14 * count / highest:.2f}" width="{0.9 * width:.2f}" '
+        f'height="{14 * count / highest:.2f}" fill="var(--line-0)"/>'
+        for number, count in enumerate(counts)
+        if count
+    )
+    middle = '<rect x="49.8" y="0" width="0.4" height="14" fill="var(--line-grey)"/>'
+    return f'<svg viewBox="0 0 100 14" preserveAspectRatio="none" aria-hidden="true">{middle}{shapes}</svg>'
+
+
 def figure(caption: str, picture: str) -> str:
     """A picture with a caption."""
     return f"<figure><figcaption>{escape(caption)}</figcaption>{picture}</figure>\n"

@@ -21,7 +21,8 @@ from onebasin.plots.style import line_style
 from onebasin.reporting import markup
 from onebasin.reporting.figures import matrix_png, themed_svg
 from onebasin.reporting.timeline_section import render_timeline
-from onebasin.symmetries import Group, Permutation, Symmetry
+from onebasin.reporting.transform_sections import render_bases, render_scales
+from onebasin.symmetries import Group, Permutation, Symmetry, Transform
 from onebasin.symmetries.describe import pin_reasons, places
 from onebasin.symmetries.layout import Factor, Product
 from onebasin.tensors.distances import LayerDistance
@@ -41,10 +42,11 @@ class Report:
         command: the command that was run, as one would type it again.
         symmetry: shown as its groups, and what is pinned and why. If None, that of the permutation.
         permutation: shown as matrices. If None, that of the alignment.
-        alignment: shown as its method, cost, convergence and notes.
+        alignment: shown as its method, cost, convergence and notes, and what it found beside a permutation.
         paths: by name, shown as curves. The others are compared with the first one.
         facts: further numbers, as label and value.
         permutations: further permutations by name, such as those of the models of a merge.
+        transforms: likewise, shown as tables of their scales and changes of basis.
         averages: the metrics of averages of the models, by name, drawn as level lines beside the paths.
         distances: for each aligned model, by name, its distance from the target in each layer.
         ends: what the two ends of every path are called.
@@ -69,6 +71,7 @@ class Report:
     paths: dict[str, LinearPath] = field(default_factory=dict)
     facts: list[tuple[str, str]] = field(default_factory=list)
     permutations: dict[str, Permutation] = field(default_factory=dict)
+    transforms: dict[str, Transform] = field(default_factory=dict)
     averages: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     distances: Mapping[str, Mapping[str, LayerDistance]] = field(default_factory=dict)
     ends: tuple[str, str] = ("A", "B")
@@ -93,12 +96,15 @@ def render(report: Report) -> str:
     permutation = report.permutation or (report.alignment.permutation if report.alignment else None)
     permutations = {**({"": permutation} if permutation else {}), **report.permutations}
     symmetry = report.symmetry or next((permutation.symmetry for permutation in permutations.values()), None)
+    transforms = {**({"": report.alignment.transform} if report.alignment else {}), **report.transforms}
     sections = [
         _render_facts([*_list_facts(report.alignment), *report.facts]),
         _render_evidence(report.evidence),
         _render_paths(report.paths, report.averages, report.ends),
         _render_convergence(report.alignment),
         *(_render_matrices(name, permutation) for name, permutation in permutations.items()),
+        *(render_bases(name, transform) for name, transform in transforms.items()),
+        *(render_scales(name, transform) for name, transform in transforms.items()),
         *(_render_distances(name, distances) for name, distances in report.distances.items()),
         _render_groups(symmetry, permutations),
         _render_pins(symmetry),
@@ -197,11 +203,11 @@ def _render_paths(paths: dict[str, LinearPath], averages: Mapping[str, Mapping[s
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1], [ends[0], "0.25", "0.5", "0.75", ends[1]])
         axes.set_ylabel("")  # matplotlib might read the user's word as mathematics; the caption has it
         plots.append(markup.figure(metric, themed_svg(figure, f"{metric} on the line between the models")))
-    half_way = [f"{metric} half way" for metric in metrics]
-    header = ["", "path", *half_way, "barrier", "AUC", f"loss at {ends[0]}", f"loss at {ends[1]}"]
+    midpoints = [f"{metric} at the midpoint" for metric in metrics]
+    header = ["", "path", *midpoints, "barrier", "AUC", f"loss at {ends[0]}", f"loss at {ends[1]}"]
     rows = []
     for number, (name, path) in enumerate(paths.items()):
-        values = [*(_value_half_way(path, metric) for metric in metrics), path.barrier, path.auc, path.losses[0]]
+        values = [*(_value_at_midpoint(path, metric) for metric in metrics), path.barrier, path.auc, path.losses[0]]
         rows.append([markup.swatch(number, count), markup.escape(name), *map(markup.number, [*values, path.losses[-1]])])
     table = markup.table(header, rows, ["swatch", "name", *["number"] * (len(header) - 2)])
     note = f"Models at equal steps on the straight line from {ends[0]} to {ends[1]}. The barrier is how far the loss rises, "
@@ -311,7 +317,7 @@ def _num_moved(sources: Tensor) -> int:
     return int((sources != torch.arange(len(sources))).sum())
 
 
-def _value_half_way(path: LinearPath, metric: str) -> float:
+def _value_at_midpoint(path: LinearPath, metric: str) -> float:
     nearest = min(range(len(path.weights)), key=lambda i: abs(path.weights[i] - 0.5))
     return path.metrics[metric][nearest]
 

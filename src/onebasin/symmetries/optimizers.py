@@ -5,16 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from onebasin.symmetries.layout import Layout
+
+
+def name_parameters(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[str]:
+    """The names of the parameters of an optimiser, in its order.
+
+    Raises:
+        ValueError: if one is not the model's.
+    """
+    keys = {id(parameter): key for key, parameter in model.named_parameters()}
+    names = [keys.get(id(parameter)) for group in optimizer.param_groups for parameter in group["params"]]
+    known = [name for name in names if name is not None]
+    if len(known) < len(names):
+        raise ValueError("the optimiser holds a parameter that is not one of the model's")
+    return known
 
 
 def move_optimizer_state(
     saved: Mapping[str, Any],
     names: Sequence[str],
     layouts: Mapping[str, Layout],
-    move: Callable[[Tensor, Layout], Tensor],
+    move: Callable[[str, str, Tensor], Tensor],
 ) -> dict[str, Any]:
     """The state dict of an optimiser with every moment moved as its parameter is; nothing is shared with `saved`.
 
@@ -22,7 +37,7 @@ def move_optimizer_state(
         saved: as ``optimizer.state_dict()`` gives it.
         names: of the parameters, in the order in which the optimiser has them.
         layouts: of the model's tensors, by name.
-        move: moves one tensor of a given layout.
+        move: moves a tensor, by the name of its entry and the name of its parameter.
 
     Raises:
         ValueError: if a name is not known, or a state has another shape than its parameter or is a container of tensors:
@@ -35,11 +50,12 @@ def move_optimizer_state(
             raise ValueError(f"the permutation does not know the optimiser's parameter {name!r}")
         entries = saved["state"].get(number, {})
         if entries:
-            moved[number] = {what: _move(f"{what!r} of {name!r}", v, layouts[name], move) for what, v in entries.items()}
+            moved[number] = {entry: _move(entry, name, value, layouts[name], move) for entry, value in entries.items()}
     return {**saved, "state": moved}
 
 
-def _move(what: str, value: Any, layout: Layout, move: Callable[[Tensor, Layout], Tensor]) -> Any:
+def _move(entry: str, name: str, value: Any, layout: Layout, move: Callable[[str, str, Tensor], Tensor]) -> Any:
+    what = f"{entry!r} of {name!r}"
     if not isinstance(value, Tensor):
         _check_without_tensors(what, value)
         return value
@@ -51,7 +67,7 @@ def _move(what: str, value: Any, layout: Layout, move: Callable[[Tensor, Layout]
             f"the optimiser's {what} has shape {tuple(value.shape)}, the parameter has {expected}: its parameters are in "
             "another order, or their states are factored and cannot be permuted"
         )
-    moved = move(value, layout)
+    moved = move(entry, name, value)
     return value.clone() if moved is value else moved
 
 

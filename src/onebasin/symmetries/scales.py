@@ -45,13 +45,20 @@ class ScaledTensors:
         """The tensors that some scale multiplies."""
         return tuple(self._places)
 
-    def scale(self, key: str, value: Tensor, logarithms: Mapping[str, Tensor]) -> Tensor:
-        """One tensor, multiplied; differentiable in the logarithms of the scales. Itself if no scale enters it."""
+    def scale(self, key: str, value: Tensor, logarithms: Mapping[str, Tensor], is_difference: bool = False) -> Tensor:
+        """One tensor, multiplied; differentiable in the logarithms of the scales. Itself if no scale enters it.
+
+        Args:
+            key: of the tensor.
+            value: the tensor.
+            logarithms: of some scales.
+            is_difference: it is the difference of two tensors, in which the offset that is added to both is gone.
+        """
         terms = [exponent * log for exponent, log in self._spread(key, value, logarithms, 0.0)]
         if not terms:
             return value
         total = functools.reduce(torch.add, terms)
-        if key not in self._offsets:
+        if is_difference or key not in self._offsets:
             return (value * total.exp()).to(value.dtype)
         offset = self._offsets[key]
         return ((value + offset) * total.exp() - offset).to(value.dtype)

@@ -99,7 +99,7 @@ class Scale:
         group: of the units; a family has a number for each unit of each of its members.
         powers: for each state key how the scale enters the tensor.
         offsets: for some state keys a number that is added to the tensor before it is multiplied, and taken off again: what
-            a batch norm divides by is the root of its variance plus eps.
+            a batch norm divides by is the root of its variance plus eps, and some norms multiply by 1 + weight.
 
     >>> import torch
     >>> from torch import nn
@@ -183,7 +183,7 @@ class Structure:
     scales: Mapping[str, Scale] = field(default_factory=dict)
     bases: Mapping[str, Basis] = field(default_factory=dict)
     fixed: Mapping[str, float] = field(default_factory=dict)
-    gains: tuple[str, ...] = ()
+    gains: Mapping[str, float | None] = field(default_factory=dict)
 
     @functools.cached_property
     def parents(self) -> dict[str, tuple[str, ...]]:

@@ -6,7 +6,7 @@ import fnmatch
 import functools
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, overload
 
@@ -19,7 +19,7 @@ from onebasin.symmetries.gather import gather
 from onebasin.symmetries.indices import Cache, gather_indices
 from onebasin.symmetries.layout import Layout, parse, write
 from onebasin.symmetries.multiplication import UnpermutedSymmetry, check_fixed
-from onebasin.symmetries.optimizers import move_optimizer_state
+from onebasin.symmetries.optimizers import move_optimizer_state, name_parameters
 from onebasin.symmetries.structure import Group, Structure
 from onebasin.symmetries.verification import verify
 from onebasin.tensors.files import load_tensors, save_tensors
@@ -48,7 +48,9 @@ class Symmetry(Structure):
         scales: positive scales of units by name, if they were asked for.
         bases: changes of basis of units by name, if they were asked for.
         fixed: parameters that are filled with one number, and have to be for changes of basis: the gains of norms.
-        gains: vectors that units are multiplied by entry by entry, such as the weights of layer norms.
+        gains: vectors that units are multiplied by entry by entry, such as the weights of layer norms, each with the number
+            at which it multiplies by one: 1, or 0 for norms that multiply by 1 + weight. None if units are multiplied by
+            another function of it.
 
     >>> import torch
     >>> from torch import nn
@@ -72,7 +74,8 @@ class Symmetry(Structure):
             free: the names that may be permuted; ``"d[h]"`` is a family, one permutation of d for each h.
             model: gives the sizes. Without it the symmetry learns them from the first model it meets.
 
-        >>> Symmetry.from_axes({"fc1.weight": "h i", "fc2.weight": "o (h 49)"}, free=["h"]).groups["h"].parents
+        >>> import onebasin as ob
+        >>> ob.Symmetry.from_axes({"fc1.weight": "h i", "fc2.weight": "o (h 49)"}, free=["h"]).groups["h"].parents
         ()
         """
         layouts = {key: parse(pattern) for key, pattern in axes.items()}
@@ -327,12 +330,11 @@ class Permutation:
                 second moments): it cannot be told how that would move.
         """
         self.symmetry.bind(model)
-        keys = {id(parameter): key for key, parameter in model.named_parameters()}
-        names = [keys.get(id(parameter)) for group in optimizer.param_groups for parameter in group["params"]]
-        known = [name for name in names if name is not None]
-        if len(known) < len(names):
-            raise ValueError("the optimiser holds a parameter that is not one of the model's")
-        return move_optimizer_state(optimizer.state_dict(), known, self.symmetry.layouts, self.move)
+        return self.move_optimizer(optimizer.state_dict(), name_parameters(optimizer, model))
+
+    def move_optimizer(self, saved: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+        """The same for a state dict of an optimiser, with the names of its parameters in its order."""
+        return move_optimizer_state(saved, names, self.symmetry.layouts, lambda _, key, value: self.move_tensor(key, value))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a self-contained safetensors file: names, shapes, layouts and ties beside the indices."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.symmetries.basis_matrices import MixedTensors, check_matrices, random_reflection
+from onebasin.symmetries.moments import Moments
 from onebasin.symmetries.multiplication import (
     ROUNDING,
     check_fixed,
@@ -22,6 +23,7 @@ from onebasin.symmetries.multiplication import (
     scale_shape,
     scaled_tensors,
 )
+from onebasin.symmetries.optimizers import move_optimizer_state, name_parameters
 from onebasin.symmetries.scales import ScaledTensors
 from onebasin.symmetries.structure import Basis, BasisKind, Group, Place, Power, Scale
 from onebasin.symmetries.symmetry import Permutation, Symmetry, describe_symmetry, read_element, read_symmetry
@@ -149,12 +151,15 @@ class Transform:
         """The difference of two states after both are transformed: a task vector, for example. It may lack tensors.
 
         Raises:
-            ValueError: for a tensor that the symmetry does not know, that does not change linearly (the variance of a batch
-                norm), or for a gain that is not the same in both states, so that one of them is not in canonical form.
+            ValueError: for a tensor that the symmetry does not know, or for a gain that is not the same in both states, so
+                that one of them is not in canonical form.
         """
         state = read_state(difference)
         self._check_difference(state)
-        return state.map(self.move)
+        return state.map(self._move_difference)
+
+    def _move_difference(self, key: str, value: Tensor) -> Tensor:
+        return self.multiply(key, self.permutation.move_tensor(key, value), is_difference=True)
 
     def _check_difference(self, state: State) -> None:
         layouts = self.symmetry.layouts
@@ -163,13 +168,6 @@ class Transform:
             if expected != tuple(value.shape):
                 known = "does not know it" if expected is None else f"expects {expected}"
                 raise ValueError(f"{key!r} has shape {tuple(value.shape)}, the symmetry {known}")
-        for name, value in self.logarithms.items():
-            for key in self.symmetry.scales[name].offsets:
-                if key in state and bool(value.any()):
-                    raise ValueError(
-                        f"{key!r} does not change linearly, because an eps is added to it: transform both states, and then "
-                        "take their difference"
-                    )
         for key in self.symmetry.fixed if self.matrices else ():
             if key in state and bool(state[key].any()):
                 raise ValueError(
@@ -178,25 +176,26 @@ class Transform:
                 )
 
     def apply_optimizer(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
-        """See `Permutation.apply_optimizer`.
+        """See `Permutation.apply_optimizer`. Moments follow where the next step is then the transformed step.
+
+        All optimisers follow permutations, and those of PyTorch changes of sign. SGD with momentum follows rotations too, as
+        far as no gain of a norm is trained along the units that are rotated.
 
         Raises:
-            ValueError: likewise, and if the transform does more than permute.
+            ValueError: likewise; and if a moment cannot follow: under positive scales, maps that change lengths, and, for
+                optimisers that work entry by entry, rotations.
         """
-        return self.optimizer_permutation().apply_optimizer(optimizer, model)
+        self.symmetry.bind(model)
+        return self.move_optimizer(optimizer.state_dict(), name_parameters(optimizer, model))
 
-    def optimizer_permutation(self) -> Permutation:
-        """The permutation, for the state of an optimiser.
-
-        Raises:
-            ValueError: if there are scales or changes of basis beside it.
-        """
-        if not self.is_permutation:
-            raise ValueError(
-                "the state of an optimiser cannot follow scales and changes of basis: gradients, and their averages, change "
-                "by the dual, and averages of their squares, entry by entry, do not follow at all. Start the optimiser anew"
-            )
-        return self.permutation
+    def move_optimizer(self, saved: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+        """The same for a state dict of an optimiser, with the names of its parameters in its order."""
+        logarithms = {name: value for name, value in self.logarithms.items() if bool(value.any())}
+        matrices = {name: value for name, value in self.matrices.items() if not self._is_unit(name, value)}
+        multiply = Transform(self.permutation, {}, matrices, check=False).multiply
+        moments = Moments(self.symmetry, logarithms, matrices, self.permutation.move_tensor, multiply)
+        moments.check_trained(names)
+        return move_optimizer_state(saved, names, self.symmetry.layouts, moments.move)
 
     def move(self, key: str, value: Tensor) -> Tensor:
         """One tensor of a state, by its key; the tensor itself if nothing in it changes."""
@@ -211,9 +210,9 @@ class Transform:
                 found.setdefault(key, []).append(name)
         return found
 
-    def multiply(self, key: str, value: Tensor) -> Tensor:
+    def multiply(self, key: str, value: Tensor, is_difference: bool = False) -> Tensor:
         """One tensor of a state whose units are permuted already: multiplied by scales, and in the new bases."""
-        value = self._scaled.scale(key, value, self.logarithms)
+        value = self._scaled.scale(key, value, self.logarithms, is_difference)
         plans: dict[str, Tensor] = {}
         for name in self._bases_of.get(key, ()):
             if name not in self._plans:  # the dual of a basis is made when a tensor needs it

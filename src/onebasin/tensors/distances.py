@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from onebasin.tensors.states import State
+from onebasin.tensors.states import Model, read_state
 
 
 class LayerDistance(NamedTuple):
@@ -17,6 +17,10 @@ class LayerDistance(NamedTuple):
     Attributes:
         before: the model as it was given.
         after: the aligned model.
+
+    >>> from onebasin.tensors import LayerDistance
+    >>> LayerDistance(before=1.4, after=0.9).after
+    0.9
     """
 
     before: float
@@ -24,28 +28,31 @@ class LayerDistance(NamedTuple):
 
 
 def find_layer_distances(
-    target: State, model: State, aligned: State, aligned_target: State | None = None
+    target: Model, model: Model, aligned: Model, aligned_target: Model | None = None
 ) -> dict[str, LayerDistance]:
-    """How far a model is from a target before and after it was aligned, for each layer.
+    """How far a model is from a target before and after it was aligned, for each layer; `Report` shows it.
 
     A layer is all floating tensors whose names differ in their last part alone. Tensors are read one at a time.
 
     Args:
-        target: what the model was aligned to.
+        target: what the model was aligned to: a module, a state dict or a lazy state, as the others.
         model: as it was given.
         aligned: the same model, aligned.
         aligned_target: what to compare the aligned model with, if the target changed too.
 
-    >>> from onebasin.tensors.states import StateDict
-    >>> states = [StateDict({"fc.weight": torch.tensor(values)}) for values in ([3.0, 4.0], [0.0, 0.0], [3.0, 4.0])]
-    >>> find_layer_distances(*states)
+    >>> import torch
+    >>> from onebasin.tensors import find_layer_distances
+    >>> a, b, aligned = ({"fc.weight": torch.tensor(values)} for values in ([3.0, 4.0], [0.0, 0.0], [3.0, 4.0]))
+    >>> find_layer_distances(a, b, aligned)
     {'fc': LayerDistance(before=1.0, after=0.0)}
     """
+    first_state, given, moved = (read_state(each) for each in (target, model, aligned))
+    other_state = None if aligned_target is None else read_state(aligned_target)
     sums: dict[str, Tensor] = {}
-    for key in (key for key, shape in target.shapes.items() if shape.is_floating_point()):
-        first = target[key].detach().double()
-        other = first if aligned_target is None else aligned_target[key].detach().cpu().double()
-        parts = (first, model[key].detach().double() - first, other, aligned[key].detach().cpu().double() - other)
+    for key in (key for key, shape in first_state.shapes.items() if shape.is_floating_point()):
+        first = first_state[key].detach().double()
+        other = first if other_state is None else other_state[key].detach().cpu().double()
+        parts = (first, given[key].detach().double() - first, other, moved[key].detach().cpu().double() - other)
         squares = torch.stack([part.square().sum() for part in parts])
         layer = key.rpartition(".")[0] or key
         sums[layer] = sums[layer] + squares if layer in sums else squares

@@ -43,7 +43,9 @@ def interpolate(
     Raises:
         ValueError: if keys, shapes or kinds of dtype differ (naming the first difference), or if a weight is not finite.
 
-    >>> interpolate([{"w": torch.tensor([0.0, 2.0])}, {"w": torch.tensor([4.0, 4.0])}], [0.75, 0.25])
+    >>> import torch
+    >>> import onebasin as ob
+    >>> ob.interpolate([{"w": torch.tensor([0.0, 2.0])}, {"w": torch.tensor([4.0, 4.0])}], [0.75, 0.25])
     {'w': tensor([1.0000, 2.5000])}
     """
     weights = check_weights(weights, len(states))

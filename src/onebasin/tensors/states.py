@@ -159,6 +159,8 @@ class LazyState(State):
         read: from a key to its tensor; a `RowReader` reads rows of large tensors as well.
         device: where the tensors are when they have been read.
 
+    >>> import torch
+    >>> from onebasin.tensors import LazyState
     >>> ones = LazyState({"w": torch.empty(2, device="meta")}, lambda key: torch.ones(2))
     >>> ones.map(lambda key, value: 2 * value)["w"]
     tensor([2., 2.])
@@ -204,12 +206,12 @@ class LazyState(State):
         return f"{type(self).__name__}({len(self)} tensors, {self.num_bytes / 1e6:.1f} MB)"
 
     def has_rows(self, key: str) -> bool:
-        """Whether rows of a tensor are read without the rest of it."""
-        return isinstance(self._read, RowReader) and self._read.has_rows(key)
+        """Whether rows of a tensor are read without the rest of it; one without axes has none."""
+        return isinstance(self._read, RowReader) and self._shapes[key].dim() > 0 and self._read.has_rows(key)
 
     def read_rows(self, key: str, start: int, stop: int) -> Tensor:
         """Some rows of a tensor: a slice along its first axis."""
-        if isinstance(self._read, RowReader) and self._read.has_rows(key):
+        if isinstance(self._read, RowReader) and self.has_rows(key):
             return self._read.read_rows(key, start, stop)
         return self[key][start:stop]
 

@@ -60,8 +60,9 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True, kinds: 
         UnreachedWarning: if a parameter that no call used may read or write free units.
 
     >>> from torch import nn, zeros
+    >>> import onebasin as ob
     >>> mlp = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    >>> symmetry(mlp, zeros(1, 4)).groups
+    >>> ob.symmetry(mlp, zeros(1, 4)).groups
     {'0.weight': Group(name='0.weight', size=8, parents=())}
     """
     if not isinstance(model, nn.Module):

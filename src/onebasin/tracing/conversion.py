@@ -31,6 +31,7 @@ from onebasin.tracing.axes.unification import is_fixed, join_parts, pin
 from onebasin.tracing.bases import find_bases
 from onebasin.tracing.degrees import find_scales
 from onebasin.tracing.positions import pin_broken_orders
+from onebasin.tracing.slots.vectors import find_vectors
 from onebasin.tracing.trace import Trace
 
 Kinds = Literal["permutation", "positive", "all"]
@@ -70,7 +71,7 @@ def to_symmetry(trace: Trace, model: nn.Module, programs: Iterable[Program], kin
     groups = {names[a]: Group(names[a], a.size, _parent_names(a, names)) for a in names if not a.pin}
     num_hidden, num_free = _count_units(trace)
     scales = find_scales(trace, names, state) if kinds != "permutation" else {}
-    fixed, bases, gains = {}, {}, ()
+    fixed, bases, gains = {}, {}, {}
     if kinds == "all":
         fixed = _find_fixed(trace, model, names)
         bases, gains = find_bases(trace, names, groups, state, fixed)
@@ -95,13 +96,17 @@ def to_symmetry(trace: Trace, model: nn.Module, programs: Iterable[Program], kin
 
 
 def _find_fixed(trace: Trace, model: nn.Module, names: Mapping[Atom, str]) -> dict[str, float]:
-    """The parameters along the units of a group that are filled with ones: they are taken to stay so."""
-    found = {}
+    """The vectors along the units of a group that are filled with ones, and are taken to stay so.
+
+    A vector that is always read with a number added to it is one where the sum is one.
+    """
+    found, offsets = {}, find_vectors(trace).offsets
     for key, value in model.named_parameters(remove_duplicate=False):
         axes = trace.state.get(trace.aliases.get(key, key))
         is_along_units = axes is not None and any(atom in names for axis in axes for atom in leaves(axis))
-        if value.dim() == 1 and is_along_units and not value.is_meta and bool((value == 1).all()):
-            found[key] = 1.0
+        one = 1.0 - offsets.get(trace.aliases.get(key, key), 0.0)
+        if value.dim() == 1 and is_along_units and not value.is_meta and bool((value == one).all()):
+            found[key] = one
     return found
 
 

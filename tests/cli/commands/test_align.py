@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_files import MLP, assert_same, digest, load, write_llama
-from cli_networks import batches, make_mlp, make_normed, make_transformer
 from safetensors.torch import load_file
 
 import onebasin as ob
+from tests.cli.cli_files import MLP, assert_same, digest, load, write_llama
+from tests.cli.cli_networks import batches, make_mlp, make_normed, make_transformer
 
 ALIGN = ("align", "a.safetensors", "b.pt", "-o", "d.pt", *MLP)
 
@@ -41,7 +41,7 @@ def test_align_with_data(onebasin, folder):
     [
         ((), "squared distance of the weights"),
         (("--objective", "weight-distance"), "squared distance of the weights"),
-        (("--objective", "midpoint"), "loss half way between the networks"),
+        (("--objective", "midpoint"), "loss at the midpoint between the networks"),
         (("--objective", "random-point"), "mean loss at points between the networks"),
     ],
 )
@@ -373,7 +373,7 @@ def test_the_model_of_a_training_checkpoint_is_written_alone(onebasin, folder):
         ),
         (
             ("-o", "c.pt", "--symmetry", "positive"),
-            "run.pt holds optimizer, ema beside the model, which can follow",
+            "run.pt holds optimizer, ema beside the model, which align moves by permutations alone",
         ),
     ):
         ran = onebasin("align", "a.safetensors", "run.pt", *MLP, *arguments)

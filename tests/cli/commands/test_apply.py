@@ -1,12 +1,12 @@
 import shutil
 
 import torch
-from cli_files import assert_same, digest, load
-from cli_networks import make_mlp, make_transformer, make_with_inputs
 from safetensors.torch import load_file, save_file
 
 import onebasin as ob
 from onebasin.checkpoints.hashing import hash_file
+from tests.cli.cli_files import assert_same, digest, load
+from tests.cli.cli_networks import make_mlp, make_transformer, make_with_inputs
 
 
 def test_apply_moves_and_moves_back(onebasin, folder):
@@ -99,7 +99,7 @@ def test_what_a_transform_cannot_move_is_refused(onebasin, folder):
     torch.save({key: value for key, value in state.items() if key != "0.bias"}, folder / "less.pt")
     before = digest(folder)
     for arguments, message in (
-        (("t.safetensors", "adam.pt"), "the state of an optimiser cannot follow scales and changes of basis"),
+        (("t.safetensors", "adam.pt"), "the optimiser trains '1.norm1.weight', which has no counterpart in another basis"),
         (("t.safetensors", "gains.pt"), "'1.norm1.weight' must be filled with 1"),
         (("t.safetensors", "gains.pt", "--kind", "task-vector"), "'1.norm1.weight' differs between the two states"),
         (("t.safetensors", "less.pt"), "less.pt has no '0.bias'"),
@@ -115,3 +115,20 @@ def test_what_a_transform_cannot_move_is_refused(onebasin, folder):
     ran = onebasin("apply", "t.safetensors", "vector.pt", "-o", "out.pt", "--kind", "task-vector")
     assert ran.code == 0
     assert "this transform is for models in canonical form, and the file must belong to such a one" in ran.err
+
+
+def test_moments_follow_signs(onebasin, folder):
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2)), torch.randn(4, 3)
+    transform = ob.Transform.random(ob.symmetry(model, x, kinds="all"))
+    transform.save(folder / "t.safetensors")
+    optimizer = torch.optim.Adam(model.named_parameters())
+    model(x).sum().backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), folder / "adam.pt")
+    ran = onebasin("apply", "t.safetensors", "adam.pt", "-o", "moved.pt")
+    assert ran.code == 0, ran.err
+    found, expected = torch.load(folder / "moved.pt"), transform.apply_optimizer(optimizer, model)
+    assert any(bool((matrix < 0).any()) for matrix in transform.matrices.values())
+    for number, entries in expected["state"].items():
+        assert all(torch.equal(found["state"][number][name], value) for name, value in entries.items())

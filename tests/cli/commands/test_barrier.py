@@ -1,9 +1,9 @@
 import pytest
 import torch
-from cli_files import MLP
-from cli_networks import make_transformer
 
 import onebasin as ob
+from tests.cli.cli_files import MLP
+from tests.cli.cli_networks import make_transformer
 
 
 def test_barrier(onebasin, folder):

@@ -1,11 +1,11 @@
 import pytest
 import torch
-from cli_files import assert_same, digest, load, write_llama
-from cli_networks import make_transformer
 from safetensors.torch import save_file
 
 import onebasin as ob
 from onebasin.checkpoints.hashing import hash_file
+from tests.cli.cli_files import assert_same, digest, load, write_llama
+from tests.cli.cli_networks import make_transformer
 
 TRANSFORMER = ("--model", "cli_networks:make_transformer")
 
@@ -97,3 +97,18 @@ def test_bad_input_is_refused_and_nothing_is_replaced(onebasin, folder):
     assert ran.code == 0
     assert "would write c.pt; nothing was written" in ran.out
     assert digest(folder) == before
+
+
+def test_balanced_weights_are_smaller_and_compute_the_same(onebasin, folder, gained):
+    plain = onebasin("canonical", "x.pt", "-o", "c.pt", *TRANSFORMER, "--json")
+    ran = onebasin("canonical", "x.pt", "-o", "e.pt", *TRANSFORMER, "--balanced", "--json")
+    assert (plain.code, ran.code) == (0, 0), ran.err
+    assert (plain.record["balanced"], ran.record["balanced"]) == (False, True)
+    assert_same(load(folder / "e.pt"), dict(ob.canonical(*gained, balanced=True).state))
+    sizes = [sum(float(v.square().sum()) for v in load(folder / name).values()) for name in ("e.pt", "c.pt")]
+    assert sizes[0] < 0.99 * sizes[1]
+    assert onebasin("verify", "x.pt", "e.pt", *TRANSFORMER, "--tolerance", "1e-6").code == 0
+    ran = onebasin("canonical", "x.pt", "-o", "d.pt", *TRANSFORMER, "--balanced", "--fold", "x.fold.safetensors")
+    assert ran.code == 2
+    assert "--balanced does more" in " ".join(ran.err.replace("│", " ").split())
+    assert not (folder / "d.pt").exists()

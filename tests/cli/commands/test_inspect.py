@@ -1,10 +1,10 @@
 import json
 
 import pytest
-from cli_files import write_llama
-from cli_networks import make_transformer
 
 import onebasin as ob
+from tests.cli.cli_files import write_llama
+from tests.cli.cli_networks import make_transformer
 
 
 def test_inspect(onebasin, folder):

@@ -2,11 +2,11 @@ import shutil
 
 import pytest
 import torch
-from cli_files import MLP, load
-from cli_networks import batches, make_conv, make_mlp, make_transformer, make_with_inputs
 
 import onebasin as ob
 from onebasin.landscape.evaluation import mean_loss
+from tests.cli.cli_files import MLP, load
+from tests.cli.cli_networks import batches, make_conv, make_mlp, make_transformer, make_with_inputs
 
 
 def test_merge(onebasin, folder):

@@ -2,11 +2,11 @@ import copy
 
 import pytest
 import torch
-from cli_files import digest, load, write_llama
-from cli_networks import make_transformer
 from safetensors.torch import load_file, save_file
 
 import onebasin as ob
+from tests.cli.cli_files import digest, load, write_llama
+from tests.cli.cli_networks import make_transformer
 
 MLP = ("--model", "cli_networks:make_mlp", "--input-shape", "1,1,8,8")
 

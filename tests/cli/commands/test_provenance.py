@@ -1,7 +1,8 @@
 import pytest
 import torch
-from cli_files import digest, load, write_llama
 from safetensors.torch import load_file, save_file
+
+from tests.cli.cli_files import digest, load, write_llama
 
 MLP = ("--model", "cli_networks:make_mlp", "--input-shape", "1,1,8,8")
 

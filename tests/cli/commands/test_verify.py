@@ -2,9 +2,10 @@ import json
 
 import pytest
 import torch
-from cli_files import MLP, load, write_llama
-from cli_networks import make_partly_used
 from safetensors.torch import load_file, save_file
+
+from tests.cli.cli_files import MLP, load, write_llama
+from tests.cli.cli_networks import make_partly_used
 
 
 def test_verify_answers_by_its_exit_code(onebasin, folder):

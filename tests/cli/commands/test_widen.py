@@ -1,9 +1,9 @@
 import pytest
 import torch
-from cli_files import digest, load, write_llama
-from cli_networks import make_mlp, make_wide_mlp
 
 import onebasin as ob
+from tests.cli.cli_files import digest, load, write_llama
+from tests.cli.cli_networks import make_mlp, make_wide_mlp
 
 SHAPE = ("--input-shape", "1,1,8,8")
 MODELS = ("--model", "cli_networks:make_mlp", "--like-model", "cli_networks:make_wide_mlp", *SHAPE)

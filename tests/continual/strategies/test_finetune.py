@@ -21,7 +21,7 @@ def test_what_is_not_seen_again_is_forgotten():
     first, second = make_task(0, (0, 1)), make_task(1, (2, 3))
     strategy = Finetune(make_mlp(), **TRAINING | {"epochs": 20})
     strategy.fit(first)
-    learnt = strategy.accuracies([first])
+    learned = strategy.accuracies([first])
     strategy.fit(second)
-    assert learnt > 0.9
+    assert learned > 0.9
     assert torch.equal(strategy.accuracies([first, second]).round(), torch.tensor([0.0, 1.0]))

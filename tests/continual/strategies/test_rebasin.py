@@ -54,6 +54,21 @@ def test_a_full_move_is_a_permutation_and_leaves_the_function_alone(mlp, symmetr
     assert {tuple(row.tolist()) for row in strategy.model[0].weight.detach()} == rows
 
 
+@pytest.mark.parametrize("kinds", ["positive", "all"])
+def test_scales_are_learned_beside_the_plans_and_leave_the_function_alone(mlp, kinds):
+    symmetry = ob.symmetry(mlp, torch.rand(2, 6), kinds=kinds)
+    assert symmetry.scales
+    strategy = RebasinStrategy(mlp.double(), symmetry, alpha=0, residual=False, mass=0.9, **TRAINING)
+    tasks = [replace(make_task(seed), inputs=make_task(seed).inputs.double()) for seed in range(3)]
+    inputs = tasks[2].inputs
+    strategy.fit(tasks[0])
+    norms = strategy.model[0].weight.detach().norm(dim=1).sort().values
+    before = strategy.model(inputs)
+    strategy.fit(tasks[1])
+    torch.testing.assert_close(strategy.model(inputs), before, rtol=1e-9, atol=1e-9)
+    assert not torch.allclose(strategy.model[0].weight.detach().norm(dim=1).sort().values, norms)
+
+
 def test_without_a_move_and_without_a_residual_nothing_changes(mlp, symmetry):
     first, second = fit_two(RebasinStrategy(mlp, symmetry, alpha=1, residual=False, noise=0.5, **TRAINING))
     assert all(torch.equal(value, second[key]) for key, value in first.items())
@@ -124,20 +139,23 @@ def test_hardenings_are_judged_with_the_statistics_of_the_batch():
     costs = []
 
     class Net:
+        def transform(self):
+            return ob.Transform(permutations[0], {})
+
         def permutation(self, cost):
             costs.extend(cost(each) for each in permutations)
             return permutations[0]
 
     samples = strategy._add_task(make_task(1))
     point = SoftMidpoint(strategy.model, symmetry, None, False, torch.Generator().manual_seed(3))
-    strategy._choose_permutation(point, Net(), samples)
+    strategy._choose_transform(point, Net(), samples)
 
     generator = torch.Generator().manual_seed(3)
     feeds = [Feed(each, 500, 1, generator) for each in (samples, strategy.memory.samples)]
     batch = Samples.join([feed.draw() for feed in feeds])
     trained = copy.deepcopy(strategy.model).train()
     for permutation, cost in zip(permutations, costs, strict=True):
-        trained.load_state_dict(point.fuse(permutation, 0.5), strict=False)
+        trained.load_state_dict(point.fuse(ob.Transform(permutation, {}), 0.5), strict=False)
         assert cost == pytest.approx(float(nn.functional.cross_entropy(trained(batch.inputs), batch.targets).detach()))
     assert max(costs) - min(costs) > 0.1
     assert all(torch.equal(value, before[key]) for key, value in strategy.model.state_dict().items())

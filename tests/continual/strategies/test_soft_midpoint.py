@@ -48,7 +48,7 @@ def test_the_point_and_its_gradients_are_those_of_the_equation(case):
 def test_fusing_with_a_hard_permutation(case):
     model, _, _, midpoint = case
     permutation = midpoint.symmetry.random(torch.Generator().manual_seed(0))
-    permuted, fused = permutation.apply(model), midpoint.fuse(permutation, 0.7)
+    permuted, fused = permutation.apply(model), midpoint.fuse(ob.Transform(permutation, {}), 0.7)
     for name, value in midpoint.theta.items():
         torch.testing.assert_close(fused[name], 0.7 * value + 0.3 * permuted[name] + midpoint.delta[name])
 
@@ -76,8 +76,8 @@ def test_a_parameter_that_the_cost_does_not_use():
 def test_hardened_it_is_the_fused_network_and_only_the_residual_changes_it(case):
     _, _, _, midpoint = case
     permutation = midpoint.symmetry.random(torch.Generator().manual_seed(0))
-    fused = midpoint.fuse(permutation, 0.7)
-    midpoint.harden(permutation, 0.7)
+    fused = midpoint.fuse(ob.Transform(permutation, {}), 0.7)
+    midpoint.harden(ob.Transform(permutation, {}), 0.7)
     point = midpoint.make_leaves(midpoint.permute())
     assert all(torch.equal(point[name], value) for name, value in fused.items())
     assert midpoint.net is None

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from networks import CASES
 from torch import nn
 
 import onebasin as ob
@@ -12,6 +11,7 @@ from onebasin.matching.methods.exchange import _exchange_effects, _ExchangeSearc
 from onebasin.matching.problem import Problem
 from onebasin.relaxation.objectives import as_objective, parameter_keys
 from onebasin.tensors.states import read_state
+from tests.networks import CASES
 
 
 def random_cost(params, target, batch):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from networks import CASES
 from torch import nn
 
 import onebasin as ob
@@ -12,6 +11,7 @@ from onebasin.matching.scores import score
 from onebasin.relaxation.objectives import parameter_keys
 from onebasin.tensors.states import read_state
 from tests.matching.planted import X, mlp, pair, planted
+from tests.networks import CASES
 
 
 def problem_of(model: nn.Module, target: nn.Module, **options) -> Problem:

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from cases import check_groups
 from torch.nn import functional as F
+
+from tests.cases import check_groups
 
 # A forward, and the sizes of the groups that a person counts.
 CASES = [

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from cases import Fn, check_groups, image, weight, written
 from torch import nn
 from torch.nn import functional as F
+
+from tests.cases import Fn, check_groups, image, weight, written
 
 
 def network(middle: nn.Module, num_in: int, num_out: int) -> nn.Module:

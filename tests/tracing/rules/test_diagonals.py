@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from cases import call_of, check_groups, two_layers
 from torch.nn import functional as F
 
 from onebasin.programs.exporting import export
 from onebasin.tracing.conversion import to_symmetry
 from onebasin.tracing.trace import Trace
 from onebasin.tracing.walk import walk
+from tests.cases import call_of, check_groups, two_layers
 
 
 def every() -> torch.Tensor:

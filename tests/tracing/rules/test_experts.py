@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from cases import Fn, weight, written
 from torch import Tensor
 from torch.nn import functional as F
 
 import onebasin as ob
+from tests.cases import Fn, weight, written
 
 
 def test_grouped_products_of_a_language_model():

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from cases import check_groups
+
+from tests.cases import check_groups
 
 # A forward, and the sizes of the groups that a person counts.
 CASES = [

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from cases import Fn, weight, written
 from torch import nn
+
+from tests.cases import Fn, weight, written
 
 # ----------------------------------------------------------------------------------------------------------- codebooks
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from cases import Fn, check_groups, weight
 from torch import nn
 from torch.nn import functional as F
 
 import onebasin as ob
+from tests.cases import Fn, check_groups, weight
 
 # A forward, and the sizes of the groups that a person counts.
 CASES = [

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from cases import Fn, call_of, check_groups, two_layers
 from torch import nn
 
 import onebasin as ob
@@ -11,6 +10,7 @@ from onebasin.programs.recording import record
 from onebasin.tracing.conversion import to_symmetry
 from onebasin.tracing.trace import Trace
 from onebasin.tracing.walk import walk
+from tests.cases import Fn, call_of, check_groups, two_layers
 
 
 def interleave(x, step):

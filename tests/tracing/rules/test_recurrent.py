@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from cases import Fn, sequence, weight, written
 from torch import nn
 
 import onebasin as ob
+from tests.cases import Fn, sequence, weight, written
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from cases import Fn, check_groups, weight
 from torch import nn
 from torch.nn import functional as F
 
 import onebasin as ob
+from tests.cases import Fn, check_groups, weight
 
 
 def test_a_spatial_transformer_is_free():

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from cases import Fn, check_groups, two_layers, weight
 from torch import nn
 from torch.nn import functional as F
 
 import onebasin as ob
+from tests.cases import Fn, check_groups, two_layers, weight
 
 ROWS = torch.tensor([1, 0, 1])
 UNITS = torch.tensor([1, 0, 1, 3, 2, 2, 7, 7])

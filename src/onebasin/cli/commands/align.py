@@ -10,6 +10,7 @@ import typer
 
 import onebasin as ob
 from onebasin.checkpoints import check_left, move_training_entries, note_left_entries, write_checkpoint
+from onebasin.checkpoints.untied_heads import untie_checkpoint
 from onebasin.checkpoints.written_types import find_type
 from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
@@ -29,13 +30,14 @@ from onebasin.cli.line_evaluation import LineEvaluator, list_numbers
 from onebasin.cli.run_record import RunRecord, record_run
 from onebasin.engines.work_meter import WRITING
 from onebasin.matching.recommendation import AUTO
+from onebasin.matching.untying import list_untied
 from onebasin.reporting.model_card import ModelCard
 from onebasin.tensors.distances import find_layer_distances
 from onebasin.tensors.states import Model, read_state
 
 _NOT_TARGET = (
     "{out} is aligned to the canonical form of {target}, in which the gains of norms are folded, and is to be compared and "
-    "mixed with that: --target-out writes it, and so does onebasin canonical {target}"
+    "mixed with that: --target-out writes it, and so does onebasin canonical {target}{untie}"
 )
 
 
@@ -60,6 +62,7 @@ def align(
     check: options.Check = None,
     allow: options.Allow = False,
     kinds: options.Kinds = "permutation",
+    untie: options.Untie = False,
     method: options.Method = AUTO,
     objective: options.Objective = None,
     data: options.Data = None,
@@ -93,6 +96,7 @@ def align(
     output, dtype = Output(json), find_type(out_dtype)
     if target_out is not None and kinds != "all":
         raise typer.BadParameter(f"TARGET stays as it is with --symmetry {kinds}", param_hint="--target-out")
+    inputs.check_untie(untie, kinds)
     alignment = inputs.read_alignment_options(
         method=method, objective=objective, data=data, loss=loss, settings=settings, device=device,
         init=[init] if init is not None else [],
@@ -138,29 +142,33 @@ def align(
                               device=device)  # fmt: skip
         paths = lines.evaluate_lines({"as they are": moved}, progress)
         first, second = alignment.load(models, run=kinds != "permutation")
-        known = alignment.symmetry_of(models, kinds)
+        known = alignment.symmetry_of(models, kinds, untie)
         result = ob.align(second, to=first, progress=progress, engine=running, **known, **alignment.arguments)
         if kinds == "permutation":
             element, start, state = result.permutation, None, result.permutation.apply(moved)
             entries = entries if model_only else move_training_entries(element, moved, ignore or ())
         else:
             element, start, state = result.transform, result.target, outputs.cast_like(moved, result.model, dtype)
+            untied = list_untied(models.symmetry.ties, element.symmetry.ties)
+            fixed, moved = (untie_checkpoint(each, untied, models.symmetry.ties) for each in models.checkpoints)
         made = _describe(record, target, model, out, kinds, result) if record is not None and card is not None else None
         outputs.write_moved(
-            out, state, moved, force, progress, element, file, report, outputs.write_card(made), entries.content,
+            out, state, moved, force, progress, element, file, report, outputs.write_card(made, moved), entries.content,
             dtype, running,
         )  # fmt: skip
         if target_out is not None:
             end = outputs.cast_like(fixed, result.target, dtype)
             other = outputs.describe_canonical(record, target, target_out) if record and target_card else None
-            write_checkpoint(target_out, end, fixed, force, progress, outputs.write_card(other), dtype=dtype, engine=running)
+            write_checkpoint(
+                target_out, end, fixed, force, progress, outputs.write_card(other, fixed), dtype=dtype, engine=running
+            )
         paths |= lines.evaluate_lines({"aligned": state}, progress, start)
         end = None if start is None else read_state(start)
         distances = {"": find_layer_distances(fixed, moved, state, end)} if report else {}
     is_rounded = start is not None or dtype is not None
     notes = [*result.notes, *(outputs.note_rounding(out, moved, start is not None, dtype) if is_rounded else ())]
     if start is not None and target_out is None and _differ(first, start):
-        notes.append(_NOT_TARGET.format(out=out, target=target))
+        notes.append(_NOT_TARGET.format(out=out, target=target, untie=" --untie" if moved.layout.untied else ""))
     for note in notes:
         output.note(note)
     title, cost_is = f"{model.name} aligned to {target.name}", outputs.describe_cost(objective)
@@ -173,6 +181,7 @@ def align(
         "method": result.method,
         "cost": f"{result.start_cost:.6g} -> {result.cost:.6g} ({cost_is})",
         "moved": outputs.describe_element(element),
+        **({"untied": outputs.describe_untied(out, moved)} if untie else {}),
         "ended": ("converged" if result.converged else "stopped at its limit") + f" after {result.seconds:.1f} s",
         **list_engine_facts(running),
         "wrote": [path for path in (out, file, target_out, report) if path is not None],
@@ -180,8 +189,9 @@ def align(
     output.finish({
         **summary, "symmetry": element.symmetry.summary(), "report": report, "method": result.method,
         "cost": result.cost, "start_cost": result.start_cost, "cost_is": cost_is,
-        "converged": result.converged, "seconds": result.seconds,
-        "history": result.history, "notes": [*models.notes, *left_out, *notes], "paths": list_numbers(paths),
+        "converged": result.converged, "seconds": result.seconds, "untied": moved.layout.untied,
+        **outputs.list_changes(element), "history": result.history,
+        "notes": [*models.notes, *left_out, *notes], "paths": list_numbers(paths),
         **list_engine_values(running),
     })  # fmt: skip
 

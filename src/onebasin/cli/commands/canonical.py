@@ -9,6 +9,7 @@ import typer
 
 import onebasin as ob
 from onebasin.checkpoints import note_left_entries, write_checkpoint
+from onebasin.checkpoints.untied_heads import untie_checkpoint
 from onebasin.checkpoints.written_types import find_type
 from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
@@ -30,17 +31,25 @@ def canonical(
             help="Also write what was done, a transform by which apply takes a LoRA or a task vector of CHECKPOINT to OUT.",
         ),
     ] = None,
+    untie: options.Untie = False,
+    balanced: Annotated[
+        bool,
+        typer.Option("--balanced", help="Also choose the scales of units, and the bases of heads, that make the weights "
+                     "smallest.", rich_help_panel="Method"),
+    ] = False,
     out_dtype: options.OutType = None,
     force: options.Force = False,
     dry_run: options.DryRun = False,
     json: options.Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Fold the gains of norms into the layers around them, so that changes of basis apply. The function stays the same.
 
     The mean over units that a layer norm subtracts anyway is subtracted from the tensors that write them. Transforms that
     align --symmetry all has written are for such a model. OUT has the layout and the types of CHECKPOINT.
     """
     output, dtype = Output(json), find_type(out_dtype)
+    if fold is not None and balanced:
+        raise typer.BadParameter("it writes positive scales, and --balanced does more than those", param_hint="--fold")
     files = inputs.open_files([checkpoint])
     card, sources = outputs.place_card(out, files[0]), inputs.list_input_files([architecture], [architecture])
     outputs.check_outputs(out, files[0], sources, [fold, card], force, dtype)
@@ -49,10 +58,12 @@ def canonical(
     left_out = outputs.note_companions(output, (checkpoint, like))
     left_out += outputs.note_about(output, checkpoint, note_left_entries(like))
     with output.status("folding"):
-        form = ob.canonical(models.load_model(like), models.architecture.example_inputs)
+        example = models.architecture.example_inputs
+        form = ob.canonical(models.load_model(like), example, balanced=balanced, untie=untie)
+        like = untie_checkpoint(like, form.untied, models.symmetry.ties)
     if fold is not None and form.fold is None:
         raise ValueError("a gain is negative: what was done is more than positive scales, and no transform says it")
-    is_changed = bool(form.folded) or bool(form.centred)
+    is_changed = bool(form.folded or form.centred or balanced)
     notes = outputs.note_rounding(out, like, is_changed, dtype) if is_changed or dtype is not None else []
     for note in notes:
         output.note(note)
@@ -62,11 +73,14 @@ def canonical(
     }
     if form.centred:
         facts["centred"] = merge_layers(form.centred)
+    facts |= {"untied": outputs.describe_untied(out, like)} if untie else {}
+    facts |= {"balanced": "scales of units and bases of heads"} if balanced else {}
     if form.left or form.uncentred:
         facts["left as they are"] = [f"{key}: {reason}" for key, reason in (*form.left.items(), *form.uncentred.items())]
     summary = {
         "command": "canonical", "checkpoint": checkpoint, "out": out, "fold": fold, "folded": form.folded, "left": form.left,
-        "centred": form.centred, "uncentred": form.uncentred,
+        "centred": form.centred, "uncentred": form.uncentred, "untied": like.layout.untied,
+        "configuration": form.configuration, "balanced": balanced,
         "notes": [*models.notes, *left_out, *notes],
     }  # fmt: skip
     if dry_run:
@@ -77,7 +91,7 @@ def canonical(
     made = None if record is None else outputs.describe_canonical(record, checkpoint, out)
     with output.progress() as progress:
         state = outputs.cast_like(like, form.state, dtype)
-        write_checkpoint(out, state, like, force, progress, outputs.write_card(made), dtype=dtype)
+        write_checkpoint(out, state, like, force, progress, outputs.write_card(made, like), dtype=dtype)
     if fold is not None and form.fold is not None:
         form.fold.save(fold)
     output.show_facts({**facts, "wrote": out if fold is None else f"{out}, {fold}"})

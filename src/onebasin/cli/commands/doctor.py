@@ -36,7 +36,7 @@ EXTRAS = {
     "timm": Extra(("timm", "torchvision"), "architectures by name, timm:NAME"),
     "vision": Extra(("torchvision",), "architectures by name, torchvision:NAME"),
     "avalanche": Extra(("avalanche-lib", "torchvision"), "our continual-learning strategies inside Avalanche"),
-    "ray": Extra(("ray",), "experiments on a cluster"),
+    "ray": Extra(("ray",), "work on a cluster: --engine ray, and the experiments"),
 }
 """By the names in pyproject.toml."""
 

@@ -11,6 +11,7 @@ import typer
 
 import onebasin as ob
 from onebasin.checkpoints import CheckpointSet, check_left, note_left_entries, write_checkpoint
+from onebasin.checkpoints.untied_heads import untie_checkpoint
 from onebasin.checkpoints.written_types import find_type
 from onebasin.cli import inputs, mergekit, options, outputs
 from onebasin.cli.aligned_folders import AlignedFolders
@@ -35,7 +36,9 @@ from onebasin.cli.saved_elements import place_elements
 from onebasin.engines.work_meter import WRITING
 from onebasin.landscape.calibration import DATA_FREE
 from onebasin.matching.merging import Reference
+from onebasin.matching.problem import Entry
 from onebasin.matching.recommendation import AUTO
+from onebasin.matching.untying import list_untied
 from onebasin.reporting.model_card import Ingredient, ModelCard
 from onebasin.tensors.distances import LayerDistance, find_layer_distances
 from onebasin.tensors.interpolation import check_weights, interpolate
@@ -88,6 +91,7 @@ def merge(
     check: options.Check = None,
     allow: options.Allow = False,
     kinds: options.Kinds = "permutation",
+    untie: options.Untie = False,
     method: options.Method = AUTO,
     objective: options.Objective = None,
     data: options.Data = None,
@@ -132,6 +136,7 @@ def merge(
     if init and len(init) not in (1, len(paths) - 1):
         wanted = f"give one for all models, or {len(paths) - 1}: one for each but {paths[0]}"
         raise typer.BadParameter(f"there are {len(init)} starts: {wanted}", param_hint="--init")
+    inputs.check_untie(untie, kinds)
     shares = check_weights(_read_weights("--weights", weights), len(paths), normalise=True)
     by_layer = _read_layer_weights(layer_weights)
     parameters = mergekit.read_options(then, then_set, len(paths), {
@@ -191,18 +196,20 @@ def merge(
         given = alignment.load(models, repair is not None or kinds != "permutation", dtype is not None)
         merged = ob.merge(
             given, weights=shares, repair=repair, reference=reference, progress=progress, on_aligned=found.keep,
-            on_result=found.add, layer_weights=by_layer, engine=running, **alignment.symmetry_of(models, kinds),
+            on_result=found.add, layer_weights=by_layer, engine=running, **alignment.symmetry_of(models, kinds, untie),
             **alignment.arguments | ({} if repair is None else {"data": alignment.data}),
         )  # fmt: skip
+        untied = list_untied(models.symmetry.ties, found.elements[0].symmetry.ties) if untie else ()
+        likes = [untie_checkpoint(each, untied, models.symmetry.ties) for each in models.checkpoints]
         state = outputs.cast_like(like, merged, dtype)
         made = found.describe(record, paths, shares, out, recipe) if record is not None and card else None
         if then is None:
             inside = outputs.list_inside(out, like, [report])
-            write_checkpoint(out, state, like, force, progress, outputs.write_card(made), inside, dtype=dtype,
+            write_checkpoint(out, state, likes[0], force, progress, outputs.write_card(made, likes[0]), inside, dtype=dtype,
                              engine=running)  # fmt: skip
         else:
             assert record is not None  # folders have a card
-            aligned_folders.write(found.list_aligned(models), models.checkpoints, record, force, progress, running)
+            aligned_folders.write(found.list_aligned(models), likes, record, force, progress, running)
         of_models = found.are_of(models)
         if saved is not None and of_models:
             saved.write(found.elements if then is None else found.elements_from_first, force)
@@ -215,18 +222,20 @@ def merge(
             curves |= lines.evaluate_lines(_name_lines(found.names, aligned, ", aligned"), progress)
         if report and of_models:
             distances = _find_distances(found.names, models.checkpoints, found.list_aligned(models))
-        measured = lines.evaluate_state(state) if then is None else {}
+        measured = lines.evaluate_state(state, merged if untied else None) if then is None else {}
         if measured:
             by_key = find_layer_weights(like.shapes, by_layer, len(paths))
             unaligned = lines.evaluate_state(interpolate(models.checkpoints, shares, by_key))
     for note in found.notes:
         output.note(note)
     facts = found.list_facts(shares, measured)
+    facts |= {"untied": outputs.describe_untied(out, likes[0])} if untie else {}
     shown = {**facts, "notes": " ".join(found.notes), "written": out}
     averages = {"the merge": measured, "the average without alignment": unaligned} if measured else {}
     shown |= list_engine_facts(running)
     outputs.save_report(
-        report, f"Merge of {', '.join(found.names)}", shown, record, symmetry=models.symmetry, permutations=found.moved,
+        report, f"Merge of {', '.join(found.names)}", shown, record, permutations=found.moved_permutations,
+        transforms=found.moved_transforms, symmetry=found.elements[0].symmetry if of_models else models.symmetry,
         paths=curves, averages=averages, distances=distances, ends=("A", "B") if len(paths) == 2 else ("start", "end"),
         **take_timeline(running),
     )  # fmt: skip
@@ -240,7 +249,9 @@ def merge(
     finish_journal(running)
     output.show_facts({**facts, **list_engine_facts(running), "wrote": [path for path in written if path is not None]})
     output.finish({
-        **summary, "report": report, "method": found.methods, "history": found.history, "merged": measured,
+        **summary, "untied": likes[0].layout.untied, "report": report, "method": found.methods,
+        "changes": {name: outputs.list_changes(each) for name, each in found.moved.items()},
+        "history": found.history, "merged": measured,
         "unaligned": unaligned, "notes": [*models.notes, *left_out, *found.notes], "paths": list_numbers(curves),
         **list_engine_values(running),
     })  # fmt: skip
@@ -289,7 +300,7 @@ class _Alignments:
         return ", ".join(dict.fromkeys(result.method for _, result in self.results))
 
     @property
-    def history(self) -> list[dict[str, Any]]:
+    def history(self) -> list[Entry]:
         return [entry for _, result in self.results for entry in result.history]
 
     def list_facts(self, shares: Sequence[float], measured: Mapping[str, float]) -> dict[str, Any]:
@@ -297,7 +308,7 @@ class _Alignments:
             "weights": ", ".join(f"{name} {share:.4g}" for name, share in zip(self.names, shares, strict=True)),
             "method": self.methods,
             **{f"{name} of the merge": f"{value:.4g}" for name, value in measured.items()},
-            **{name: outputs.describe_element(permutation) for name, permutation in self.moved.items()},
+            **{name: outputs.describe_element(element) for name, element in self.moved.items()},
         }
 
     @property
@@ -312,8 +323,10 @@ class _Alignments:
         """All models, aligned; the first is as it was, or in canonical form."""
         if not isinstance(self.elements[0], ob.Transform):
             return _move_to_first(self.permutations, models)
-        pairs = zip((result for _, result in self.results), self.elements[1:], strict=True)
-        aligned = [self.results[0][1].target, *(_move_on(result, element) for result, element in pairs)]
+        results = [result for _, result in self.results[: len(self.names) - 1]]  # later ones are from there to means
+        first, others = results[0], zip(results, self.elements[1:], strict=True)
+        start = first.target if first.target_transform is not None else self.elements[0].apply(first.target)
+        aligned = [start, *(_move_on(result, element) for result, element in others)]
         return [outputs.cast_like(like, model) for like, model in zip(models.checkpoints, aligned, strict=True)]
 
     def describe(
@@ -332,8 +345,16 @@ class _Alignments:
         return ModelCard(out.name, summary, made, record.command, facts, text, tags=("onebasin", "merge"))
 
     @property
-    def moved(self) -> dict[str, ob.Permutation]:
+    def moved(self) -> dict[str, ob.Permutation | ob.Transform]:
+        return {name: each for name, each in zip(self.names, self.elements, strict=True) if not each.is_identity}
+
+    @property
+    def moved_permutations(self) -> dict[str, ob.Permutation]:
         return {name: p for name, p in zip(self.names, self.permutations, strict=True) if not p.is_identity}
+
+    @property
+    def moved_transforms(self) -> dict[str, ob.Transform]:
+        return {name: each for name, each in self.moved.items() if isinstance(each, ob.Transform)}
 
 
 def _move_on(result: ob.Alignment[Any], element: Any) -> Any:

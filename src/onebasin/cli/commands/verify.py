@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from onebasin.checkpoints.equivalence import compare_checkpoints
+from onebasin.checkpoints.untied_heads import complete_ties
 from onebasin.cli import inputs, options
 from onebasin.cli.console import Output
 
@@ -31,7 +32,8 @@ def verify(
     """
     output = Output(json)
     inputs.check_device(device)
-    models = inputs.read_models(output, inputs.open_files([a, b]), architecture, input_shape, ignore, check=False)
+    files, untied = complete_ties(inputs.open_files([a, b]), ignore or ())
+    models = inputs.read_models(output, files, architecture or untied, input_shape, ignore, check=False)
     architectures = [models.architecture] * 2 if architecture is not None else models.own_architectures()
     with output.status("running both models"):
         found = compare_checkpoints(models, architectures, tolerance, device)

@@ -100,7 +100,7 @@ class Strategy(ABC):
 
     @property
     def num_tasks(self) -> int:
-        """Tasks learnt so far."""
+        """Tasks learned so far."""
         return len(self.heads)
 
     def fit(self, task: Task) -> None:
@@ -255,7 +255,7 @@ class Strategy(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next task depends on, as tensors and plain values for ``torch.save``; not within a task."""
         if self.feeds:
-            raise ValueError("a task is being learnt, or was broken off: the state can be taken between two tasks only")
+            raise ValueError("a task is being learned, or was broken off: the state can be taken between two tasks only")
         return {
             "strategy": type(self).__name__,
             "model": {key: value.clone() for key, value in self.model.state_dict().items()},

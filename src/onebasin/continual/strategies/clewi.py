@@ -19,7 +19,7 @@ from onebasin.symmetries import Symmetry
 class CLeWI(Replay):
     """Continual learning with weight interpolation (Kozal et al. 2024, arXiv 2404.04002), on top of experience replay.
 
-    Task t is learnt with replay, from theta_{t-1} to theta_new. The permutation pi then pairs the units of theta_{t-1} with
+    Task t is learned with replay, from theta_{t-1} to theta_new. The permutation pi then pairs the units of theta_{t-1} with
     those of theta_new whose activations correlate most, and
 
         theta_t = (1 - alpha) theta_new + alpha pi(theta_{t-1}).

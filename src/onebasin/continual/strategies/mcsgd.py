@@ -1,4 +1,4 @@
-"""MC-SGD: stay linearly connected to the network before and to one that learnt the new task alone."""
+"""MC-SGD: stay linearly connected to the network before and to one that learned the new task alone."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Unpack

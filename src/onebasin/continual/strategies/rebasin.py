@@ -16,7 +16,7 @@ from onebasin.continual.training import Loss, MakeOptimizer, Training, Weighting
 from onebasin.landscape.batch_norm import using_batch_statistics
 from onebasin.operator import sinkhorn
 from onebasin.relaxation.rebasin_net import RebasinNet
-from onebasin.symmetries import Permutation, Symmetry
+from onebasin.symmetries import Permutation, Symmetry, Transform
 
 Fusion = Literal["code", "paper"]
 _NUM_HARDENING_SAMPLES = 500
@@ -34,7 +34,8 @@ class RebasinStrategy(Strategy):
 
     Args:
         model: Where to start.
-        symmetry: Of the model, from `onebasin.symmetry`.
+        symmetry: Of the model, from `onebasin.symmetry`. The scales and bases of one that was traced with
+            ``kinds="positive"`` or ``"all"`` are learned beside the plans, and are part of pi. The paper has permutations.
         loss: ``loss(output, target)``.
         alpha: Weight of theta in the fusion.
         fusion: "code": theta' = alpha theta + (1 - alpha) pi(theta) + delta, as in the authors' code; "paper": alpha and
@@ -46,7 +47,7 @@ class RebasinStrategy(Strategy):
         residual: Whether there is a delta.
         share_after_fusion: Share of the steps that come after the fusion and train delta on the fused network. The paper has
             none: it minimises the cost of the soft midpoint, which is not the network that it keeps.
-        plan_optimizer: For the logits of the plans; Adam with a rate of 0.1 if not given.
+        plan_optimizer: For the logits of the plans, and for scales and bases; Adam with a rate of 0.1 if not given.
         clip: Bound on each entry of the gradient of C in delta; None for no bound. With weight decay beta, no entry of delta
             grows beyond clip / beta.
         noise: Standard deviation of the noise on the identity that the logits start from.
@@ -140,9 +141,9 @@ class RebasinStrategy(Strategy):
         point = SoftMidpoint(self.model, self.symmetry, self._make_net(generator), self.residual, generator)
         num_after = round(self.share_after_fusion * num_steps)
         yield self._make_point_step(point), num_steps - num_after
-        permutation = None if point.net is None else self._choose_permutation(point, point.net, samples)
-        unmoved = 1.0 if permutation is None else permutation.agreement(permutation.symmetry.identity())
-        point.harden(permutation, self.alpha if self.fusion == "code" else 1 - self.alpha)
+        transform = None if point.net is None else self._choose_transform(point, point.net, samples)
+        unmoved = 1.0 if transform is None else transform.permutation.agreement(transform.symmetry.identity())
+        point.harden(transform, self.alpha if self.fusion == "code" else 1 - self.alpha)
         if num_after:
             yield self._make_point_step(point), num_after
         self.model.load_state_dict(point.make_leaves({}), strict=False)  # parameters alone: buffers stay as they are
@@ -183,7 +184,7 @@ class RebasinStrategy(Strategy):
             generator=generator, solver_steps=self.solver_steps,
         )  # fmt: skip
 
-    def _choose_permutation(self, point: SoftMidpoint, net: RebasinNet, samples: Samples) -> Permutation:
+    def _choose_transform(self, point: SoftMidpoint, net: RebasinNet, samples: Samples) -> Transform:
         """The assignment on the plans or that on the logits, whichever has the lower loss at the midpoint.
 
         Batch norms use the statistics of the batch, as in the steps: those they keep are of the soft network.
@@ -194,8 +195,13 @@ class RebasinStrategy(Strategy):
             feeds.append(Feed(self.memory.samples, size, 1, generator, self.members, partitioned=True))
         batch = Samples.join([feed.draw() for feed in feeds])
 
+        learned = net.transform()
+
+        def complete(permutation: Permutation) -> Transform:
+            return Transform(permutation, learned.logarithms, learned.matrices, check=False)
+
         def cost(permutation: Permutation) -> float:
             with torch.no_grad(), using_batch_statistics(self.model):
-                return float(self.loss(self.forward(batch, point.fuse(permutation, 0.5)), batch.targets))
+                return float(self.loss(self.forward(batch, point.fuse(complete(permutation), 0.5)), batch.targets))
 
-        return net.permutation(cost)
+        return complete(net.permutation(cost))

@@ -1,4 +1,7 @@
-"""The midpoint between a network and a soft permutation of it, plus a residual: the point whose cost re-basin minimises."""
+"""The midpoint between a network and a soft permutation of it, plus a residual: the point whose cost re-basin minimises.
+
+If the symmetry has scales and bases, the permuted units are multiplied by them too.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.relaxation.rebasin_net import RebasinNet
-from onebasin.symmetries import Permutation, Symmetry
+from onebasin.symmetries import Symmetry, Transform
 from onebasin.symmetries.layout import names
 from onebasin.symmetries.mixing import mix_all
 from onebasin.torch_internals import add_all
 
 
 class SoftMidpoint:
-    """(theta + pi_P(theta)) / 2 + delta, as a function of the logits of P and of delta.
+    """(theta + pi_P(theta)) / 2 + delta, as a function of the logits of P, of scales and bases, and of delta.
 
     The forward and backward pass of a small network take a few dozen kernels, so preparing its parameters must not take
     hundreds: tensors of the same layout are permuted together, sums are taken in one call, P and delta share one gradient.
@@ -55,11 +58,11 @@ class SoftMidpoint:
             value.grad = gradients[name]
 
     def permute(self) -> dict[str, Tensor]:
-        """pi_P(theta) / 2 for the tensors that are permuted, differentiable in the logits."""
+        """pi_P(theta) / 2 for the tensors that are permuted, differentiable in the parameters of the net."""
         if self.net is None:
             return {}
         halves = {name: self._fixed[name] for name in self._permuted}
-        return mix_all(halves, self.symmetry.layouts, self.net.plans(check=False), self.symmetry.parents)
+        return self.net.multiply(mix_all(halves, self.symmetry.layouts, self.net.plans(check=False), self.symmetry.parents))
 
     def make_leaves(self, permuted: dict[str, Tensor]) -> dict[str, Tensor]:
         """The point, as leaf tensors that collect a gradient."""
@@ -67,20 +70,19 @@ class SoftMidpoint:
             point = _add(_add(self._fixed, self.delta), permuted)
         return {name: value.detach().requires_grad_() for name, value in point.items()}
 
-    def fuse(self, permutation: Permutation | None, weight: float) -> dict[str, Tensor]:
+    def fuse(self, transform: Transform | None, weight: float) -> dict[str, Tensor]:
         """The fused network, weight theta + (1 - weight) pi(theta) + delta, with a hard permutation."""
         with torch.no_grad():
-            return _add(self._blend(permutation, weight), self.delta)
+            return _add(self._blend(transform, weight), self.delta)
 
-    def harden(self, permutation: Permutation | None, weight: float) -> None:
+    def harden(self, transform: Transform | None, weight: float) -> None:
         """Make the fused network the point from now on, so that only delta can change it."""
-        self._fixed, self._permuted, self.net = self._blend(permutation, weight), [], None
+        self._fixed, self._permuted, self.net = self._blend(transform, weight), [], None
 
-    def _blend(self, permutation: Permutation | None, weight: float) -> dict[str, Tensor]:
-        if permutation is None:
+    def _blend(self, transform: Transform | None, weight: float) -> dict[str, Tensor]:
+        if transform is None:
             return self.theta
-        layouts = self.symmetry.layouts
-        return {k: torch.lerp(permutation.move(v, layouts[k]), v, weight) for k, v in self.theta.items()}
+        return {key: torch.lerp(transform.move(key, value), value, weight) for key, value in self.theta.items()}
 
     def residual_norm(self) -> float:
         """|delta|."""

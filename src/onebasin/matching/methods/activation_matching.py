@@ -91,7 +91,7 @@ class ActivationMatching(Method):
             if each.basis.group not in signed:
                 scores[each.basis.group] = each.scores()
         permutation = harden(symmetry, scores)
-        problem.report({"batches": count, "sites": len(sites), "groups without a site": len(missing)})
+        problem.report({"batches": count, "sites": len(sites), "groups_without_site": len(missing)})
         rotated = {name: each.rotations(permutation) for name, each in mixed.items()}
         found = without_pairs(problem.symmetry, Transform(permutation, {}, rotated))
         if missing and symmetry.bases:

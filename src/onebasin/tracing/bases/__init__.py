@@ -19,7 +19,7 @@ from onebasin.tracing.trace import Trace
 
 def find_bases(
     trace: Trace, names: Mapping[Atom, str], groups: Mapping[str, Group], keys: Iterable[str], fixed: Iterable[str]
-) -> tuple[dict[str, Basis], tuple[str, ...]]:
+) -> tuple[dict[str, Basis], dict[str, float | None]]:
     """The changes of basis of the named groups, by name; they hold in eval mode. And the gains that units are multiplied by.
 
     Args:
@@ -33,4 +33,4 @@ def find_bases(
     for program, values in trace.walks:
         if not program.training:
             Reading(system, RULES, program, values).run()
-    return system.solve(list(keys), groups), tuple(system.gains)
+    return system.solve(list(keys), groups), system.gains

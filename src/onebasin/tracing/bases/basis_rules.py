@@ -34,9 +34,12 @@ def _multiply(system: System, args: SlotArguments) -> TensorSlots:
 
 
 def _note_gain(system: System, args: SlotArguments, argument: str) -> None:
-    key = args.key("self" if argument == "input" else argument)
-    if key is not None and len(args[argument]) == 1:
-        system.gains[key] = None
+    node = bind_arguments(args.node).get("self" if argument == "input" else argument)
+    source = system.vectors.sources.get(node) if isinstance(node, Node) else None
+    if source is None or (source.offset is None and not any(args[argument])):
+        return
+    neutral = None if source.offset is None else 1 - source.offset
+    system.gains[source.key] = neutral if system.gains.get(source.key, neutral) == neutral else None
 
 
 def _divide(system: System, args: SlotArguments) -> TensorSlots:

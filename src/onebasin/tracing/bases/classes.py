@@ -79,13 +79,14 @@ class System(SlotSystem):
         fixed: keys of parameters that are filled with one number and stay so.
 
     Attributes:
-        gains: the keys of vectors that units are multiplied by entry by entry, in order.
+        gains: the keys of vectors that units are multiplied by entry by entry, in order, each with the number at which it
+            multiplies by one; None if units are multiplied by a function of it.
     """
 
     def __init__(self, trace: Trace, names: Mapping[Atom, str], fixed: Iterable[str]):
         super().__init__(trace, names)
         self.fixed = frozenset(fixed)
-        self.gains: dict[str, None] = {}
+        self.gains: dict[str, float | None] = {}
         self._links: dict[Unknown, Ref] = {}
         self._freedom: dict[Unknown, Freedom] = {}
 
@@ -100,6 +101,10 @@ class System(SlotSystem):
             return tuple((a, UNIFORM if key in self.fixed else Ref((key, axis, next(numbers)), False)) for a in part)
 
         return Segments(map(read, atoms)) if isinstance(atoms, Segments) else read(atoms)
+
+    def absorbs_offset(self, key: str) -> bool:
+        """A sum is filled with one number if the vector is. Otherwise no matrix of the vector is one of the sum."""
+        return key in self.fixed
 
     def constant(self, atoms: Iterable[Atom]) -> Slots:
         """It never changes."""

@@ -24,7 +24,7 @@ class System(SlotSystem):
     def __init__(self, trace: Trace, names: Mapping[Atom, str]):
         super().__init__(trace, names)
         self.equations: dict[Atom, list[Form]] = {}
-        self.offsets: dict[str, float] = {}
+        self.offsets = dict(self.vectors.offsets)
 
     def read(self, key: str) -> TensorSlots:
         """The unknown degrees of a parameter."""
@@ -32,6 +32,10 @@ class System(SlotSystem):
             tuple((atom, {(key, axis, number): Fraction(1)}) for number, atom in enumerate(atoms))
             for axis, atoms in enumerate(self.list_atoms(key))
         )
+
+    def absorbs_offset(self, key: str) -> bool:
+        """The sum has the degree, see `Scale.offsets`."""
+        return True
 
     def constant(self, atoms: Iterable[Atom]) -> Slots:
         """Degree zero."""
@@ -104,7 +108,8 @@ class System(SlotSystem):
             if name not in taken:
                 break
             name = f"{base}:{number}"
-        offsets = {key: offset for key, offset in self.offsets.items() if key in powers}
+        firsts = {key: self.trace.aliases.get(key, key) for key in powers}
+        offsets = {key: self.offsets[first] for key, first in firsts.items() if first in self.offsets}
         return Scale(name, self.names[atom], {key: tuple(entries) for key, entries in powers.items()}, offsets)
 
 

@@ -57,6 +57,9 @@ class Reading:
         name = operation_name(node)
         if name == "getitem":
             return self.values[node.args[0]][node.args[1]]  # type: ignore[index]
+        shifted = self.system.vectors.find_shifted(node)
+        if shifted is not None and self.system.absorbs_offset(shifted):
+            return self.values[node.all_input_nodes[0]]
         if not getattr(find_schema(node.target), "returns", True):
             return None
         name = name if name in self.rules else name.removesuffix("_")

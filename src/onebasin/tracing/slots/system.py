@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from onebasin.tracing.axes.terms import Atom, Axes, AxisTerm, Piecewise, Product, Sum, leaves, resolve
+from onebasin.tracing.slots.vectors import find_vectors
 from onebasin.tracing.trace import Trace
 
 Slots = tuple[tuple[Atom, Any], ...]
@@ -27,10 +28,14 @@ class SlotSystem(ABC):
     Args:
         trace: finished, so that its atoms change no more.
         names: of groups.
+
+    Attributes:
+        vectors: of the state, in the programs of the trace.
     """
 
     def __init__(self, trace: Trace, names: Mapping[Atom, str]):
         self.trace = trace
+        self.vectors = find_vectors(trace)
         self.names = {atom: name for atom, name in names.items() if not atom.pin}
 
     def template(self, axes: Axes) -> tuple[Any, ...]:
@@ -64,6 +69,10 @@ class SlotSystem(ABC):
     @abstractmethod
     def read(self, key: str) -> TensorSlots:
         """A parameter or buffer."""
+
+    @abstractmethod
+    def absorbs_offset(self, key: str) -> bool:
+        """Whether a vector that is always read with a number added to it may be read as if it were the sum."""
 
     @abstractmethod
     def constant(self, atoms: Iterable[Atom]) -> Slots:

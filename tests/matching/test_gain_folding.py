@@ -1,0 +1,101 @@
+"""Gains are folded, whatever number they are one at."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onebasin as ob
+from onebasin.matching.gain_folding import find_scale, fold_gains, read_gain, tie
+from onebasin.symmetries import Scale
+from onebasin.tensors.states import StateDict
+
+D = 8
+
+
+class Norm(nn.Module):
+    """RMSNorm that multiplies by a function of its weight."""
+
+    def __init__(self, gain=lambda weight: 1 + weight):
+        super().__init__()
+        self.weight, self.gain = nn.Parameter(torch.randn(D)), gain
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.gain(self.weight)
+
+
+def make(gain=lambda weight: 1 + weight) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, D), Norm(gain), nn.Linear(D, 2)).double()
+    return model, torch.randn(4, 3, dtype=torch.float64)
+
+
+def test_one_plus_the_weight_becomes_one():
+    """Also where it is negative: the sign goes into what reads it."""
+    model, x = make()
+    assert bool((1 + model[1].weight < 0).any())
+    symmetry = ob.symmetry(model, x, kinds="all")
+    assert isinstance(find_scale(symmetry, "1.weight"), Scale)
+    found = fold_gains(symmetry, StateDict(model.state_dict()), {})
+    assert (found.keys, found.left, found.is_positive) == (("1.weight",), {}, False)
+    assert bool((found.state["1.weight"] == 0).all())
+    expected = model(x)
+    torch.testing.assert_close(torch.func.functional_call(model, dict(found.state), x), expected, rtol=1e-10, atol=1e-12)
+    again = fold_gains(symmetry, found.state, {})
+    assert (again.keys, again.left) == ((), {})
+
+
+def test_positive_scales_are_all_that_is_done_to_positive_gains():
+    model, x = make()
+    nn.init.uniform_(model[1].weight, -0.5, 0.5)
+    symmetry = ob.symmetry(model, x, kinds="all")
+    found = fold_gains(symmetry, StateDict(model.state_dict()), {})
+    assert found.is_positive
+    same = ob.Transform(symmetry.identity(), found.logarithms).apply(model)
+    for key, value in found.state.items():
+        torch.testing.assert_close(same[key], value)
+
+
+@pytest.mark.parametrize("entry", [0.0, -1.0])
+def test_a_gain_of_zero_stays(entry):
+    model, x = make() if entry else make(lambda weight: weight)
+    with torch.no_grad():
+        model[1].weight[2] = entry
+    symmetry = ob.symmetry(model, x, kinds="all")
+    state = StateDict(model.state_dict())
+    assert read_gain(symmetry, "1.weight", state)[2] == 0
+    found = fold_gains(symmetry, state, {})
+    assert found.left == {"1.weight": "some of the numbers that it multiplies by are zero"}
+
+
+def test_functions_of_a_weight_are_not_folded_and_told():
+    model, x = make(torch.exp)
+    symmetry = ob.symmetry(model, x, kinds="all")
+    state = StateDict(model.state_dict())
+    assert read_gain(symmetry, "1.weight", state) is None
+    found = fold_gains(symmetry, state, {})
+    assert (found.keys, list(found.left)) == ((), ["1.weight"])
+    assert found.left["1.weight"] == "units are multiplied by a function of it, and not by itself"
+    (note,) = ob.canonical(model, x).notes
+    assert note.startswith("The gain 1.weight stays")
+
+
+def test_a_reason_that_is_known_is_given():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, D), nn.LayerNorm(D), nn.Tanh(), nn.Linear(D, 2)).double(), make()[1]
+    nn.init.uniform_(model[1].weight, 0.5, 1.5)
+    symmetry = ob.symmetry(model, x, kinds="all")
+    state = StateDict(model.state_dict())
+    found = fold_gains(symmetry, state, {})
+    assert found.left == {"1.weight": "it cannot be multiplied without changing what reads it"}
+    assert fold_gains(symmetry, state, {"1.weight": "of this"}).left == {"1.weight": "of this"}
+
+
+def test_tied_keys_are_one_tensor_again():
+    layers = [nn.Linear(4, 4), nn.Linear(4, 4)]
+    layers[1].weight = layers[0].weight
+    model = nn.Sequential(*layers)
+    symmetry = ob.symmetry(model, torch.zeros(1, 4))
+    copied = StateDict({key: value.clone() for key, value in model.state_dict().items()})
+    assert copied["0.weight"] is not copied["1.weight"]
+    tied = tie(symmetry, copied)
+    assert tied["0.weight"] is tied["1.weight"]

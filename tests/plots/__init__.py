@@ -1,1 +1,0 @@
-"""A package, because other folders have tests of the same names."""
