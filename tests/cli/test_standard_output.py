@@ -13,7 +13,7 @@ standard_output = pytest.importorskip("onebasin.cli.standard_output")
 
 NETS = """
 import atexit, ctypes, os, subprocess, sys
-from tests.cli.cli_networks import batches, make_with_inputs, squared
+from cli_networks import batches, make_with_inputs, squared
 
 def chatter(word):
     print("python", word)
@@ -78,7 +78,7 @@ def test_code_of_the_user_may_print(folder, is_refused):
 
 EXITS = """
 import sys
-from tests.cli import cli_networks
+import cli_networks
 from torch import nn
 
 class Model(nn.Sequential):
