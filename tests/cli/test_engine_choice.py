@@ -335,3 +335,22 @@ def test_a_signal_ends_a_command_with_one_sentence(llamas, engine, number):
     assert running.returncode == 130
     assert said.strip().splitlines()[-1] == "error: interrupted; no output was left incomplete"
     assert not (llamas / "out").exists()
+
+
+def test_folders_in_a_store_are_read_where_they_are(onebasin, llamas):
+    words = ("align", f"file://{llamas / 'a'}", f"file://{llamas / 'b'}", *LLAMA, "-o")
+    assert onebasin("align", "a", "b", "-o", "local", *LLAMA).code == 0
+    kill_while_writing((*words, "out", "--engine", "local"), 5)
+    ran = onebasin(*words, "out", "--resume", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.record["engine"]["recalled"] > 4
+    assert read_weights(llamas / "out") == read_weights(llamas / "local")
+    assert (llamas / "out" / "config.json").read_bytes() == (llamas / "local" / "config.json").read_bytes()
+    kill_while_writing((*words, "again", "--engine", "local"), 5)
+    os.utime(llamas / "a" / "config.json", (1, 1))
+    refused = onebasin(*words, "again", "--resume")
+    assert refused.code == 3
+    assert "record of the inputs differs" in refused.err
+    refused = onebasin("align", "a", "b", *LLAMA, "-o", "s3://bucket/out")
+    assert refused.code == 3
+    assert "s3://bucket/out cannot be written: give a local or shared folder" in refused.err

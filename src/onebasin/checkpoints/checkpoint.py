@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from onebasin.checkpoints.remote_files import RemoteFile
 from onebasin.tensors.states import LazyState
 
 _Entry = TypeVar("_Entry")
@@ -54,6 +55,7 @@ class FileLayout:
         parts: of a pipeline, the layout of each part by its name, which is that of its folder. In `files` the names of
             tensors then begin with that of their part. Parts such as a tokenizer have no weight files.
         untied: keys that a copy has tensors of their own for, as its configuration says; see `untie_checkpoint`.
+        origins: of a checkpoint in an object store, for each file what it stands for. Weight files are there alone.
     """
 
     path: Path
@@ -65,6 +67,7 @@ class FileLayout:
     metadata: Mapping[Path, Mapping[str, str]] = field(default_factory=dict)
     parts: Mapping[str, FileLayout] = field(default_factory=dict)
     untied: tuple[str, ...] = ()
+    origins: Mapping[Path, RemoteFile] = field(default_factory=dict)
     place: Path = field(init=False)
 
     def __post_init__(self) -> None:

@@ -81,6 +81,15 @@ def find_companions(like: Checkpoint) -> CompanionFiles:
     return CompanionFiles(found, dict(ordered), num_bytes)
 
 
+def is_companion(name: str) -> bool:
+    """Whether readers of a folder, programs or people, need a file of this name beside the weights.
+
+    >>> is_companion("tokenizer.json"), is_companion("LICENSE"), is_companion("optimizer.pt")
+    (True, True, False)
+    """
+    return Path(name).suffix in COMPANION_ENDINGS or _TEXTS.fullmatch(name) is not None
+
+
 def find_texts(like: Checkpoint) -> dict[str, Path]:
     """Those of the files to copy that are written for people: the README, the licence."""
     return {name: file for name, file in find_companions(like).copied.items() if _TEXTS.fullmatch(name)}
@@ -114,8 +123,7 @@ def _explain(entry: Path, file: Path | None) -> str:
             return reason
     if not stat.S_ISREG(status.st_mode):
         return "not a regular file"
-    is_needed = entry.suffix in COMPANION_ENDINGS or _TEXTS.fullmatch(entry.name) is not None
-    if not is_needed or entry.name in WEIGHT_FILES:
+    if not is_companion(entry.name) or entry.name in WEIGHT_FILES:
         return _ORDINARY
     if status.st_size > MAX_COMPANION_BYTES:
         return f"larger than {MAX_COMPANION_BYTES / 1e6:.0f} MB"

@@ -28,3 +28,14 @@ class FileVersion:
         """
         if FileVersion.of(self.file) != self:
             raise ValueError(f"{self.file} was changed while it was read")
+
+    def read(self, start: int, buffer: memoryview) -> None:
+        """Fill a buffer with the bytes behind a place.
+
+        Raises:
+            ValueError: if there are fewer.
+        """
+        with self.file.open("rb") as stream:
+            stream.seek(start)
+            if stream.readinto(buffer) < len(buffer):
+                raise ValueError(f"{self.file} became shorter while it was read")

@@ -10,7 +10,7 @@ import json
 import os
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,9 @@ from onebasin.checkpoints.checkpoint import (
 )
 from onebasin.checkpoints.distributed import check_not_piece, check_partitions, is_distributed, open_distributed
 from onebasin.checkpoints.file_versions import FileVersion
+from onebasin.checkpoints.mirrors import mirror
 from onebasin.checkpoints.pipeline_parts import find_parts
+from onebasin.checkpoints.remote_files import RemoteFile, is_remote, write_url
 from onebasin.engines.clock import spent_on
 from onebasin.tensors.files import check_nesting, check_regular, read_json
 from onebasin.tensors.states import RowReader
@@ -40,7 +42,9 @@ _CONTAINERS = ("state_dict", "model_state_dict", "model", "module", "net", "ema"
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a safetensors or PyTorch file, an index of shards, a folder with one of those, or a pipeline of such folders.
 
-    A distributed checkpoint of PyTorch (a folder with ``.metadata`` and ``.distcp`` files) is read, too.
+    A distributed checkpoint of PyTorch (a folder with ``.metadata`` and ``.distcp`` files) is read, too. So are safetensors
+    in object stores, by byte ranges, if `path` is a URL that fsspec reads, such as ``s3://bucket/folder``: the small files
+    beside them are copied into a temporary folder.
 
     Raises:
         FileNotFoundError: if there is nothing there, or a shard is missing.
@@ -54,6 +58,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     >>> open_checkpoint(file).shapes["w"].shape
     torch.Size([2, 3])
     """
+    if is_remote(path):
+        return _open_remote(write_url(path))
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"there is no file or folder {path}")
@@ -67,6 +73,16 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         }
         return join_parts(FileLayout(path, files, parts=layouts), models)
     return _open(path)
+
+
+def _open_remote(url: str) -> Checkpoint:
+    with mirror(url) as found:
+        opened = _open(found.path)
+        files = opened.layout.files
+        readers = {file: _SafetensorsReader(found.files[file], _find_starts(file), opened.shapes) for file in files}
+    read = _RemoteReader({name: readers[file] for file, names in files.items() for name in names})
+    notes = (*opened.notes, f"read from {url} by byte ranges")
+    return Checkpoint(opened.shapes, read, replace(opened.layout, origins=found.files), notes=notes)
 
 
 def _open(path: Path) -> Checkpoint:
@@ -207,7 +223,7 @@ class _SafetensorsReader(RowReader):
         shapes: of the tensors.
     """
 
-    version: FileVersion
+    version: FileVersion | RemoteFile
     starts: Mapping[str, int]
     shapes: Mapping[str, Tensor]
 
@@ -223,11 +239,19 @@ class _SafetensorsReader(RowReader):
         with spent_on("read"):
             self.version.check()
             content = torch.empty(shape.nbytes, dtype=torch.uint8)
-            with self.version.file.open("rb") as stream:
-                stream.seek(start)
-                if stream.readinto(content.numpy().data) < len(content):
-                    raise ValueError(f"{self.version.file} became shorter while it was read")
+            self.version.read(start, content.numpy().data)
             return content.view(shape.dtype).reshape(shape.shape)
+
+
+@dataclass(frozen=True)
+class _RemoteReader(RowReader):
+    readers: Mapping[str, _SafetensorsReader]
+
+    def __call__(self, key: str) -> Tensor:
+        return self.readers[key](key)
+
+    def read_rows(self, key: str, start: int, stop: int) -> Tensor:
+        return self.readers[key].read_rows(key, start, stop)
 
 
 def _open_torch(path: Path, file: Path) -> Checkpoint:

@@ -28,6 +28,7 @@ from onebasin.checkpoints.companion_files import CARD_NAME, copy_companion, find
 from onebasin.checkpoints.distributed import CONVERSION, is_distributed
 from onebasin.checkpoints.hashing import hash_file
 from onebasin.checkpoints.input_protection import check_apart
+from onebasin.checkpoints.remote_files import is_remote, write_url
 from onebasin.checkpoints.staging import Staging, is_finished
 from onebasin.checkpoints.untied_heads import untie_configuration
 from onebasin.checkpoints.weight_files import find_format, write_safetensors, write_state
@@ -77,8 +78,10 @@ def check_output(
     Raises:
         ValueError: if it is, lies in, or holds one of the inputs, exists and `force` is not given, is in a folder that does
             not exist, has an ending that names no format, is a folder with other things in it, or the disk has too little
-            space; if a further file has the name of one of the checkpoint.
+            space; if it is a URL, or a further file has the name of one of the checkpoint.
     """
+    if is_remote(path):
+        raise ValueError(f"{write_url(path)} cannot be written: give a local or shared folder, and copy it from there")
     target = Path(path)
     check_apart(target, [like, *inputs])
     if like.layout.place.is_dir() and is_distributed(like.layout.place):

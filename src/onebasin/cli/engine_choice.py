@@ -149,8 +149,12 @@ def may_replace(engine: Engine, force: bool, *outputs: Path) -> bool:
 
 def _take_fingerprint(files: Sequence[Checkpoint | Path], options: Mapping[str, Any], device: str) -> dict[str, Any]:
     """What the results of a command depend on."""
-    versions = {}
-    for path in sorted({each.absolute() for file in files for each in _list_files(file)}):
+    stored = [file.layout.origins for file in files if isinstance(file, Checkpoint)]
+    versions: dict[str, list[Any]] = {
+        each.url: [each.num_bytes, each.version] for origins in stored for each in origins.values()
+    }
+    local = [file for file in files if not isinstance(file, Checkpoint) or not file.layout.origins]
+    for path in sorted({each.absolute() for file in local for each in _list_files(file)}):
         status = path.stat()
         versions[str(path)] = [status.st_size, status.st_mtime_ns]
     chosen = {f"option {name}": value for name, value in options.items() if name not in _WITHOUT_EFFECT}

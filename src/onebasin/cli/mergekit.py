@@ -81,6 +81,8 @@ def check_folders(files: Sequence[Checkpoint]) -> None:
     for file in files:
         if file.layout.hugging_face_folder is None or file.layout.parts:
             raise ValueError(f"mergekit merges folders of transformers, and {file.path} is none: leave out --then")
+        if file.layout.origins:
+            raise ValueError(f"mergekit reads local folders, and {file.path.name} is in an object store: copy it first")
 
 
 def read_parameters(settings: Sequence[str] | None) -> dict[str, Any]:
