@@ -38,7 +38,7 @@ PAUSE = 0.1
 """Seconds between two results, to be killed in: the networks are small."""
 MOST_DRIVERS, MOST_WORKERS = 3, 5
 """Killed in one run: so it ends."""
-EARLY = 0.03
+EARLY = 0.003
 """How often something is killed before there is a journal, at each look."""
 OUTPUTS = ("out", "out.permutations")
 VARIABLES = {
