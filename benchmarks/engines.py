@@ -25,9 +25,9 @@ from typing import Any
 import torch
 
 import onebasin as ob
-from benchmarks.billion import make_symmetry, peak_gigabytes, random_checkpoint
+from benchmarks.billion import make_symmetry, random_checkpoint
 from benchmarks.measuring import find_commit
-from benchmarks.process_usage import read_services, read_workers, warm_up
+from benchmarks.process_usage import read_own_peak, read_services, read_workers, warm_up
 from onebasin.checkpoints import Checkpoint, fit_names, open_checkpoint, write_checkpoint
 from onebasin.engines import Engine, make_engine
 from onebasin.engines.engine import DRIVER
@@ -131,7 +131,7 @@ def run_engine(name: str, folder: Path, options: argparse.Namespace) -> dict[str
             "worker_core_seconds": round(sum(used.values()), 2),
             "service_core_seconds": round(read_services() - services, 2),
             "worker_peak_gigabytes": sorted(round(usage.peak / 1e9, 2) for pid, usage in after.items() if used[pid] > 0.5),
-            "driver_peak_gigabytes": round(peak_gigabytes(), 2),
+            "driver_peak_gigabytes": round(read_own_peak() / 1e9, 2),
             "notes": engine.notes,
             "cost": result.cost,
             "start_cost": result.start_cost,

@@ -33,6 +33,13 @@ def read_usage(pid: int) -> Usage | None:
         return None
 
 
+def read_own_peak() -> int:
+    """Of this process, in bytes. What `getrusage` says would begin with the peak of the process that started it."""
+    usage = read_usage(os.getpid())
+    assert usage is not None, "/proc is not there"
+    return usage.peak
+
+
 def list_descendants(root: int) -> list[int]:
     """The processes that a process has started, and those that they have started."""
     children: dict[int, list[int]] = {}

@@ -354,3 +354,6 @@ def test_folders_in_a_store_are_read_where_they_are(onebasin, llamas):
     refused = onebasin("align", "a", "b", *LLAMA, "-o", "s3://bucket/out")
     assert refused.code == 3
     assert "s3://bucket/out cannot be written: give a local or shared folder" in refused.err
+    refused = onebasin("merge", *words[1:-1], "-o", "merged", "--then", "linear")
+    assert refused.code == 3
+    assert "mergekit reads local folders, and a is in an object store: copy it first" in refused.err
