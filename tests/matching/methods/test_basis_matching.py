@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import onebasin as ob
-from onebasin.matching.methods.basis_matching import CrossProducts, sole_bases
+from onebasin.matching.unit_pairs import CrossProducts, sole_bases
 from onebasin.symmetries import Basis
 from tests.basis_networks import MLP, Attention, D, Model, RMSNorm
 
