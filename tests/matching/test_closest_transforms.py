@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import onebasin as ob
-from onebasin.matching.closest_transforms import Term, closest_logarithms
-from onebasin.matching.methods import basis_matching
+from onebasin.matching import transform_steps
+from onebasin.matching.closest_scales import Term, closest_logarithms
 from onebasin.tensors.states import LazyState
 from tests.basis_networks import MLP, Attention, D, Model, RMSNorm
 
@@ -90,7 +90,7 @@ def test_planted_transforms_of_every_kind_are_undone(make, trained):
 
 @pytest.mark.parametrize("held", [10**8, 0])
 def test_lazy_states_are_read_tensor_by_tensor(held, monkeypatch):
-    monkeypatch.setattr(basis_matching, "_HELD_ENTRIES", held)
+    monkeypatch.setattr(transform_steps, "_HELD_ENTRIES", held)
     torch.manual_seed(0)
     model, x = make_transformer()
     model = model.double().eval()

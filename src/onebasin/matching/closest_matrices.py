@@ -27,6 +27,11 @@ class Known(NamedTuple):
     made: Tensor
     read: Tensor
 
+    @property
+    def rank(self) -> float:
+        """The number of directions, of both."""
+        return sum(float(each.diagonal(dim1=-2, dim2=-1).sum()) for each in self)
+
 
 def closest_rotation(
     products: Tensor, size: float, tolerance: float, kind: str = "orthogonal", known: Tensor | None = None

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from onebasin.matching.closest_matrices import closest_rotation, closest_turn, complex_sum, explained_by_maps
-from onebasin.matching.closest_transforms import ClosestTransforms, Term, scaled_scores
+from onebasin.matching.closest_scales import Term, scaled_scores
+from onebasin.matching.closest_transforms import ClosestTransforms
 from onebasin.matching.problem import Problem
 from onebasin.matching.scores import innermost_axes, member_blocks, reduce_to, score
 from onebasin.relaxation.hardening import harden
@@ -136,6 +137,11 @@ class UnitPairs:
                 paired = chosen.gather(-1, permutation[name].unsqueeze(-1)).squeeze(-1)
                 matrices[basis.name] = torch.where(paired, -1.0, 1.0).double()
         return Transform(permutation, {}, matrices, check=False)
+
+    def bases_of(self, groups: Iterable[Group]) -> list[Basis]:
+        """The bases of some groups that are matrices."""
+        found = (self._bases.get(group.name) for group in groups)
+        return [basis for basis in found if basis is not None and basis.kind != "signed"]
 
     def can_fit(self, groups: list[Group]) -> bool:
         """Whether `fitted` makes a difference to some groups."""
