@@ -147,7 +147,11 @@ class UnitPairs:
         """Whether `fitted` makes a difference to some groups."""
         families = {group.name for group in groups if group.parents}
         kinds = {basis.kind for name, basis in self._bases.items() if name in families}
-        return any(self._scales(group) for group in groups) or bool(kinds & {"linear", "rotary"})
+        return self.have_scales(groups) or bool(kinds & {"linear", "rotary"})
+
+    def have_scales(self, groups: Iterable[Group]) -> bool:
+        """Whether units of some groups can be scaled."""
+        return any(self._scales(group) for group in groups)
 
     def _scales(self, group: Group) -> list[str]:
         return [name for name, scale in self.symmetry.scales.items() if scale.group == group.name]

@@ -21,7 +21,7 @@ from onebasin.relaxation.hardening import joint_groups
 from onebasin.symmetries import Group, Permutation, Symmetry, Transform
 
 _GAIN, _MAX_ROUNDS = 1e-3, 10
-_SMALLEST_GAIN = 1e-11
+_SMALLEST_GAIN = 1e-8
 """The share of the distance that a permutation or rotation must remove: less is rounding."""
 
 
@@ -132,12 +132,18 @@ class _Sweeps:
         return num_moved
 
     def _improve(self, groups: list[Group], keys: list[str]) -> bool:
-        """Permute and rotate some groups by all their tensors, if that brings these closer."""
+        """Permute and rotate some groups by all their tensors, and pair units by their best scales, if that is closer."""
         before = self.steps.begin(keys)
         after = self.steps.extend(before, self.pairs.find(self.problem, before.after, groups, keys, fitted=False))
         bases = self.pairs.bases_of(groups)
         after = self.steps.extend(after, self.closest.rotate(self.problem, after.after, bases, keys)[0])
-        return self.steps.take_if_closer(before, after, keys, _SMALLEST_GAIN)
+        has_moved = self.steps.take_if_closer(before, after, keys, _SMALLEST_GAIN)
+        if not self.pairs.have_scales(groups):
+            return has_moved
+        before = self.steps.begin(keys)
+        after = self.steps.extend(before, self.pairs.find(self.problem, before.after, groups, keys, fitted=True))
+        update, _ = self.closest.stretch(self.problem, after.after, {group.name for group in groups}, keys)
+        return self.steps.take_if_closer(before, self.steps.extend(after, update), keys, _GAIN) or has_moved
 
     def stretch(self) -> None:
         """Choose scales and invertible matrices, set by set, while they bring the networks closer."""
