@@ -26,7 +26,6 @@ from onebasin.tensors.states import State
 
 _EXPLAINED = 0.5
 """The share of the squares of a tensor that a scale or a matrix may leave to be taken before all its tensors are known."""
-_NOTHING_EXPLAINED = -1.0
 _JOINT_ENTRIES = 10**6
 """Of the tensors of bases that are solved together, by many passes over them."""
 
@@ -110,9 +109,10 @@ class AnchoredStart:
             step = self._settle(step, chosen, telling)
         self.steps.take(step, keys)
         self.decided |= members
-        scales = {name for name, scale in self.symmetry.scales.items() if scale.group in members}
-        self.unknown |= {name for name in scales if self.symmetry.scales[name].powers.keys().isdisjoint(judged)}
-        self._scale_again()
+        if self.is_stretched:
+            scales = [scale for scale in self.symmetry.scales.values() if scale.group in members]
+            self.unknown |= {scale.name for scale in scales if scale.powers.keys().isdisjoint(judged)}
+            self._scale_again()
         self._learn_more(members)
         if self.observe is not None:
             self._turn_again()
@@ -164,12 +164,14 @@ class AnchoredStart:
     ) -> tuple[Step, dict[str, Known]]:
         """A step that permutes, rotates and stretches, and the directions in which bases are known after it."""
         members = {group.name for group in groups}
-        view, share = self._see(members), _EXPLAINED if self.is_stretched else _NOTHING_EXPLAINED
+        view = self._see(members)
         step = self.steps.extend(step, self.pairs.find(problem, view(step.after), groups, keys, fitted))
         update, turned = self.closest.rotate(problem, view(step.after), self.pairs.bases_of(groups), keys)
         step = self.steps.extend(step, update)
-        update, stretched = self.closest.stretch(problem, view(step.after), members, keys, share)
         known = {name: each for name, each in turned.items() if self.symmetry.bases[name].kind != "linear"}
+        if not self.is_stretched:
+            return step, known
+        update, stretched = self.closest.stretch(problem, view(step.after), members, keys, _EXPLAINED)
         return self.steps.extend(step, update), known | stretched
 
     def _turn(self, problem: Problem, step: Step, groups: list[Group], keys: list[str]) -> Step:
@@ -192,7 +194,7 @@ class AnchoredStart:
 
     def _scale_again(self) -> None:
         """Choose scales that are not known by tensors whose groups have been decided by now."""
-        for name in sorted(self.unknown) if self.is_stretched else ():
+        for name in sorted(self.unknown):
             scale = self.symmetry.scales[name]
             touched = [key for key in self.problem.keys if key in scale.powers]
             if keys := self._trusted(touched, {scale.group}):

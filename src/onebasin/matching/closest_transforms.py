@@ -25,6 +25,7 @@ EXACT = 1e-13
 """The same share, of networks between which the rounding of float32 is all that is left."""
 _STRETCHED = ("linear", "rotary")
 """The kinds of bases whose matrices are not rotations."""
+_NUM_COLUMNS = 2**12
 WORST_CONDITION = 1e4
 """Of an invertible matrix that is taken."""
 
@@ -82,15 +83,27 @@ class ClosestTransforms:
     ) -> tuple[Tensor, float]:
         """Cross products of the units of a basis, and the most that their singular values could sum up to."""
         shape = matrix_shape(self.symmetry, basis)
-        total, squares = torch.zeros(shape, dtype=torch.float64, device=problem.device), torch.zeros(2)
+        total = torch.zeros(shape, dtype=torch.float64, device=problem.device)
+        squares = torch.zeros(2, dtype=torch.float64)
         for key in (key for key in keys if key in basis.places):
-            held = _hold(problem, current, [key])
-            for is_dual in (False, True):
-                for theirs, ours in self._parts(held, basis.name, is_dual, known):
-                    total += theirs @ ours.mT
-                    squares += torch.tensor([float(part.square().sum()) for part in (theirs, ours)])
+            squares += self._add_products(total, _Held({key: problem.target[key]}, {key: current[key]}), basis, known)
         count = total.shape[:-2].numel()
         return total.cpu(), float(squares.prod().sqrt()) / count
+
+    def _add_products(self, total: Tensor, held: _Held, basis: Basis, known: Known | None) -> Tensor:
+        """Add cross products, in float64 and a few columns at a time: a table of words is large.
+
+        Returns:
+            The sums of squares of target and source.
+        """
+        squares = torch.zeros(2, dtype=torch.float64)
+        parts = (part for is_dual in (False, True) for part in self._parts(held, basis.name, is_dual, known))
+        for pairs in parts:
+            for theirs, ours in zip(*(part.split(_NUM_COLUMNS, -1) for part in pairs), strict=True):
+                wide = theirs.double(), ours.double()
+                total += wide[0] @ wide[1].mT
+                squares += torch.stack([torch.linalg.vector_norm(part).cpu() for part in wide]).square()
+        return squares
 
     def stretch(
         self, problem: Problem, current: State, groups: Collection[str], keys: Sequence[str], share: float | None = None

@@ -90,7 +90,7 @@ class ActivationMatching(Method):
         rotated = {name: each.rotations(permutation) for name, each in mixed.items()}
         found = without_pairs(problem.symmetry, Transform(permutation, {}, rotated))
         if missing and symmetry.bases:
-            found, _ = sweep_transforms(problem, _MAX_SWEEPS, found, only=missing)
+            found = sweep_transforms(problem, _MAX_SWEEPS, found, only=missing).transform
         elif missing:
             found = Transform(sweep(problem, found.permutation, only=missing)[0], {})
         cost = problem.cost(found.permutation)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import NamedTuple
 
 from onebasin.engines import LOCAL
 from onebasin.matching.anchored_start import AnchoredStart, Observe
@@ -37,13 +38,27 @@ def without_pairs(symmetry: Symmetry, found: Transform) -> Transform:
     return Transform(Permutation(symmetry, indices, check=False), found.logarithms, found.matrices, check=False)
 
 
+class Swept(NamedTuple):
+    """What sweeps found.
+
+    Attributes:
+        transform: what to do to the source.
+        is_settled: whether the last sweep changed nothing.
+        distance: the squared distance that is left.
+    """
+
+    transform: Transform
+    is_settled: bool
+    distance: float
+
+
 def sweep_transforms(
     problem: Problem,
     max_sweeps: int,
     start: Transform | None = None,
     only: Collection[str] | None = None,
     observe: Observe | None = None,
-) -> tuple[Transform, bool]:
+) -> Swept:
     """Bring the weights together by permutations and rotations, and in the end by scales and invertible matrices.
 
     The first sweep is that of `AnchoredStart`, which finds a transformed copy. It is taken as a whole if it brings the
@@ -57,7 +72,7 @@ def sweep_transforms(
         observe: see `Observe`.
 
     Returns:
-        What to do to the source, and whether the last sweep changed nothing.
+        What was found.
     """
     symmetry = with_pairs(problem.symmetry)
     sets = [groups for groups in joint_groups(symmetry) if only is None or any(g.name in only for g in groups)]
@@ -70,7 +85,7 @@ def sweep_transforms(
             break
     if not sweeps.steps.is_equal:
         sweeps.stretch()
-    return without_pairs(problem.symmetry, sweeps.steps.total), is_settled
+    return Swept(without_pairs(problem.symmetry, sweeps.steps.total), is_settled, sweeps.steps.measure())
 
 
 class _Sweeps:
@@ -126,7 +141,9 @@ class _Sweeps:
         for is_stretched in (True, False) if can_stretch_some and self.observe is None else (True,):
             start = AnchoredStart(self.steps, self.closest, self.pairs, sets, is_stretched, self.observe)
             num_moved = start.build()
-            if self.steps.is_equal or self.steps.measure() < distance(given.after, self.problem.target, self.problem.keys):
+            if self.steps.total is given.total or self.steps.is_equal:
+                break
+            if self.steps.measure() < distance(given.after, self.problem.target, self.problem.keys):
                 break
             self.steps.go_back(given)
         return num_moved
