@@ -16,7 +16,7 @@ from onebasin.matching.closest_matrices import Known
 from onebasin.matching.closest_transforms import EXACT, WORST_CONDITION, ClosestTransforms, distance
 from onebasin.matching.joint_matrices import solve_together
 from onebasin.matching.problem import Problem
-from onebasin.matching.scores import has_siblings, has_twins
+from onebasin.matching.scores import has_siblings, has_twins, order_from_anchors, touched_keys
 from onebasin.matching.transform_steps import Step, TransformSteps
 from onebasin.matching.unit_pairs import UnitPairs
 from onebasin.symmetries import Basis, Group, Symmetry, Transform
@@ -34,6 +34,19 @@ Observe = Callable[[list[Group], list[str], State], bool]
 have been decided, and the source as it is transformed by then. Returns whether to decide the set."""
 
 
+def order_sets(problem: Problem, sets: list[list[Group]]) -> list[tuple[list[Group], list[str]]]:
+    """Sets of groups in the order to decide them, each with the tensors that it changes."""
+    touched = [touched_keys(problem.symmetry, problem.keys, groups) for groups in sets]
+    telling = [[key for key in keys if _tells_apart(problem, key)] for keys in touched]
+    return [(sets[place], touched[place]) for place in order_from_anchors(problem.symmetry, sets, telling)]
+
+
+def _tells_apart(problem: Problem, key: str) -> bool:
+    """Whether a tensor has several numbers for each unit: a bias has one, which is any other one's multiple."""
+    shape = problem.target.shapes[key].shape
+    return shape.numel() > max(shape, default=1)
+
+
 class AnchoredStart:
     """Decides sets of groups one after the other.
 
@@ -46,7 +59,7 @@ class AnchoredStart:
         steps: the transform so far, which is changed.
         closest: its scales and matrices.
         pairs: chooses which units belong together.
-        sets: of groups that are decided together, with the tensors that they change, in the order to decide them.
+        sets: of groups that are decided together, with the tensors that they change: see `order_sets`.
         is_stretched: whether to choose scales and invertible matrices, not permutations and rotations alone.
         observe: see `Observe`.
 
@@ -88,7 +101,8 @@ class AnchoredStart:
     def _choose(self, left: list[tuple[list[Group], list[str]]]) -> int:
         """The place of the next set: while some basis is known in part, units that are only permuted come first."""
         for place, (groups, keys) in enumerate(left if self.known else ()):
-            if not self.pairs.bases_of(groups) and self._trusted(keys, {group.name for group in groups}):
+            trusted = self._trusted(keys, {group.name for group in groups})
+            if not self.pairs.bases_of(groups) and any(_tells_apart(self.problem, key) for key in trusted):
                 return place
         return 0
 

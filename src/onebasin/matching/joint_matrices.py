@@ -60,17 +60,28 @@ def solve_together(
 
 def _least_squares(residuals: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     """The smallest vector at which the squares of residuals that are linear in it are least."""
-    given = torch.func.vjp(residuals, start)
-    left, pull, found = -given[0], given[1], start
-    (direction,) = (gradient,) = pull(left)
-    size = first = gradient.square().sum()
+    with torch.enable_grad():
+        point = start.requires_grad_()
+        first = residuals(point)
+        weights = torch.zeros_like(first, requires_grad=True)
+        (pulled,) = torch.autograd.grad(first, point, weights, create_graph=True)  # linear in the weights
+
+    def pull(changes: Tensor) -> Tensor:
+        return torch.autograd.grad(first, point, changes, retain_graph=True)[0]
+
+    def push(direction: Tensor) -> Tensor:
+        return torch.autograd.grad(pulled, weights, direction, retain_graph=True)[0]
+
+    found, left = start.detach(), -first.detach()
+    direction = gradient = pull(left)
+    size = largest = gradient.square().sum()
     for _ in range(_MAX_STEPS):
-        if not size > _SMALLEST * first:
+        if not size > _SMALLEST * largest:
             break
-        change = torch.func.jvp(residuals, (start,), (direction,))[1]
+        change = push(direction)
         length = size / change.square().sum()
         found, left = found + length * direction, left - length * change
-        (gradient,) = pull(left)
+        gradient = pull(left)
         before, size = size, gradient.square().sum()
         direction = gradient + size / before * direction
     return found

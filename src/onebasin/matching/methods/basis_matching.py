@@ -12,10 +12,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from onebasin.engines import LOCAL
-from onebasin.matching.anchored_start import AnchoredStart, Observe
+from onebasin.matching.anchored_start import AnchoredStart, Observe, order_sets
 from onebasin.matching.closest_transforms import ClosestTransforms, can_stretch, distance
 from onebasin.matching.problem import Problem
-from onebasin.matching.scores import order_from_anchors, touched_keys
 from onebasin.matching.transform_steps import Step, TransformSteps
 from onebasin.matching.unit_pairs import UnitPairs
 from onebasin.relaxation.hardening import joint_groups
@@ -98,12 +97,13 @@ class _Sweeps:
         observe: see `Observe`.
 
     Attributes:
+        sets: the same in the order to decide them, with the tensors that they change.
         steps: the transform so far.
     """
 
     def __init__(self, problem: Problem, sets: list[list[Group]], start: Transform | None, observe: Observe | None = None):
-        self.problem, self.symmetry, self.sets, self.observe = problem, problem.symmetry, sets, observe
-        self.touched = [touched_keys(self.symmetry, problem.keys, groups) for groups in sets]
+        self.problem, self.symmetry, self.observe = problem, problem.symmetry, observe
+        self.sets = order_sets(problem, sets)
         self.closest = ClosestTransforms(self.symmetry)
         self.pairs = UnitPairs(self.closest)
         total = Transform(self.symmetry.identity(), {})
@@ -118,18 +118,17 @@ class _Sweeps:
         Returns:
             Whether nothing is left to do: no group has moved, or the networks are equal.
         """
-        order = order_from_anchors(self.symmetry, self.sets, self.touched)
         if number == 0 and not self.problem.is_started:
-            num_moved = self._start(order)
+            num_moved = self._start()
         else:
             num_moved = 0
-            for done, position in enumerate(order):
+            for done, (groups, keys) in enumerate(self.sets):
                 self.problem.progress(f"sweep {number + 1}", done, len(self.sets))
-                num_moved += self._improve(self.sets[position], self.touched[position])
+                num_moved += self._improve(groups, keys)
         self.problem.report({"sweep": number, "moved": num_moved, "distance": self.steps.measure()})
         return not num_moved or self.steps.is_equal
 
-    def _start(self, order: list[int]) -> int:
+    def _start(self) -> int:
         """Begin with an anchored start if it is closer than what was given, with or without scales and matrices.
 
         Returns:
@@ -137,9 +136,8 @@ class _Sweeps:
         """
         given, num_moved = Step(self.steps.total, self.steps.current), 0
         can_stretch_some = can_stretch(self.symmetry, self.symmetry.groups)
-        sets = [(self.sets[position], self.touched[position]) for position in order]
         for is_stretched in (True, False) if can_stretch_some and self.observe is None else (True,):
-            start = AnchoredStart(self.steps, self.closest, self.pairs, sets, is_stretched, self.observe)
+            start = AnchoredStart(self.steps, self.closest, self.pairs, self.sets, is_stretched, self.observe)
             num_moved = start.build()
             if self.steps.total is given.total or self.steps.is_equal:
                 break
@@ -166,7 +164,7 @@ class _Sweeps:
         """Choose scales and invertible matrices, set by set, while they bring the networks closer."""
         for _ in range(_MAX_ROUNDS):
             has_moved = False
-            for groups, keys in zip(self.sets, self.touched, strict=True):
+            for groups, keys in self.sets:
                 members = {group.name for group in groups}
                 if can_stretch(self.symmetry, members):
                     before = self.steps.begin(keys)
