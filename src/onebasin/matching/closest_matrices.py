@@ -20,8 +20,8 @@ class Known(NamedTuple):
     """The directions of the target in which a basis is known, as projections, (*parent sizes, size, size) each.
 
     Attributes:
-        made: along what the matrix multiplies.
-        read: along what its dual multiplies.
+        made: of all that the matrix multiplies, as it makes units; what reads the units tells them.
+        read: of all that its dual multiplies; what makes the units tells them.
     """
 
     made: Tensor
