@@ -110,7 +110,7 @@ def _run_alone(connection: Any, *arguments: Any) -> None:
 def main() -> None:
     """Print a line per network, and write the records with --out."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("networks", nargs="*", default=NETWORKS, choices=[*NETWORKS, ()], help="which ones; all by default")
+    parser.add_argument("networks", nargs="*", default="all", choices=(*NETWORKS, "all"))
     parser.add_argument("--layers", type=int, help="of each, instead of all")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
@@ -120,7 +120,7 @@ def main() -> None:
     options = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     records = []
-    for name in options.networks:
+    for name in NETWORKS if "all" in options.networks else options.networks:
         folder = Path(tempfile.mkdtemp(dir=options.folder))
         ours, theirs = context.Pipe()
         process = context.Process(target=_run_alone, args=(theirs, name, options.layers, options.threads, folder))

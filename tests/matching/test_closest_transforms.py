@@ -1,117 +1,103 @@
-"""Scales and invertible matrices in closed form: planted ones are undone exactly, alone and together."""
-
-import copy
-from collections import Counter
+"""Scales and matrices in closed form, of one set of groups while all others stay."""
 
 import pytest
 import torch
-from torch import nn
 
-import onebasin as ob
-from onebasin.matching.closest_transforms import Term, closest_logarithms
-from onebasin.matching.methods import basis_matching
-from onebasin.tensors.states import LazyState
-from tests.basis_networks import MLP, Attention, D, Model, RMSNorm
-
-
-def test_closest_logarithms_are_the_lowest_of_a_grid():
-    torch.manual_seed(0)
-    square, product = torch.rand(2, 2, 50, dtype=torch.float64)
-    terms = {1.0: Term(square[0], product[0]), -1.0: Term(square[1], product[1])}
-    found = closest_logarithms(terms)
-    grid = torch.linspace(-3, 3, 6001, dtype=torch.float64)[:, None]
-    costs = sum(t.square * (2 * p * grid).exp() - 2 * t.product * (p * grid).exp() for p, t in terms.items())
-    torch.testing.assert_close(found, grid[costs.argmin(0), 0], atol=1e-3, rtol=0)
+from onebasin.matching.closest_transforms import ClosestTransforms, can_stretch, distance, tolerance_of
+from onebasin.matching.problem import Problem
+from onebasin.symmetries import Transform
+from onebasin.tensors.states import StateDict
+from tests.matching.transform_networks import CASES, make_problem, plant
 
 
-def test_units_that_point_apart_do_not_vanish():
-    """The smaller the closer: there is no best scale, and none beyond the limit."""
-    terms = {1.0: Term(torch.ones(1, dtype=torch.float64), -torch.ones(1, dtype=torch.float64))}
-    assert closest_logarithms(terms).tolist() == [-3.0]
+def make(name: str, kind: str) -> tuple[Problem, Transform]:
+    """A problem in which the bases of one kind, or the scales ("positive"), are transformed, and nothing else."""
+    planted = plant(CASES[name])
+    symmetry, drawn = planted.symmetry, planted.transform
+    matrices = {each: value for each, value in drawn.matrices.items() if symmetry.bases[each].kind == kind}
+    transform = Transform(symmetry.identity(), drawn.logarithms if kind == "positive" else {}, matrices)
+    assert not transform.is_identity
+    return make_problem(symmetry, StateDict(transform.apply(planted.target)), planted.target), transform
 
 
-def make_mlp():
-    return nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 3)), torch.randn(2, 6)
+def differ(problem: Problem, update: Transform) -> float:
+    return distance(update.apply(problem.source), problem.target, problem.keys)
 
 
-def make_cnn():
-    layers = (nn.Conv2d(2, 12, 3), nn.BatchNorm2d(12), nn.ReLU(), nn.Conv2d(12, 16, 3), nn.BatchNorm2d(16), nn.ReLU())
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4)), torch.randn(2, 2, 8, 8)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("RMS norm, 3 inputs", "orthogonal"),
+        ("layer norm, 3 inputs", "centred"),
+        ("grouped queries, rotary, gates", "orthogonal"),
+    ],
+)
+def test_planted_rotations_are_undone(name, kind):
+    problem, _ = make(name, kind)
+    symmetry = problem.symmetry
+    bases = [basis for basis in symmetry.bases.values() if basis.kind == kind]
+    update, left = ClosestTransforms(symmetry).rotate(problem, problem.source, bases, problem.keys)
+    assert not left
+    assert differ(problem, update) < 1e-20
 
 
-class Gated(nn.Module):
-    """A gate whose other branch can be scaled."""
-
-    def __init__(self):
-        super().__init__()
-        self.up, self.gate, self.down = nn.Linear(D, 24), nn.Linear(D, 24), nn.Linear(24, D)
-
-    def forward(self, x):
-        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
-
-
-def make_transformer():
-    model = Model([Attention(rotate="halves"), Gated(), Attention(), MLP()], [RMSNorm(D) for _ in range(5)])
-    model.embed, model.head = nn.Embedding(40, D), nn.Linear(D, 40)
-    return model, torch.randint(0, 40, (2, 5))
+def test_a_rotation_is_known_where_the_tensors_span_the_units():
+    problem, _ = make("RMS norm, 3 inputs", "orthogonal")
+    bases = [basis for basis in problem.symmetry.bases.values() if basis.kind == "orthogonal"]
+    keys = ["embed.weight"]  # three inputs
+    update, left = ClosestTransforms(problem.symmetry).rotate(problem, problem.source, bases, keys)
+    assert [known.rank for known in left.values()] == pytest.approx([6])
+    assert distance(update.apply(problem.source), problem.target, keys) < 1e-20
+    assert differ(problem, update) > 1
 
 
-def train(model: nn.Module, x: torch.Tensor) -> None:
-    """A few large steps, so that nothing is as it was drawn; gains of norms stay one, and a change of basis needs that."""
-    params = [p for p in model.parameters() if p.dim() > 1]
-    optimizer = torch.optim.Adam(params, lr=1e-2)
-    for _ in range(30):
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ReLU", "positive"),
+        ("batch norm", "positive"),
+        ("grouped queries, rotary, gates", "positive"),
+        ("grouped queries, rotary, gates", "linear"),
+        ("wide linear layers", "linear"),
+    ],
+)
+def test_planted_scales_and_matrices_of_one_group_after_the_other_are_undone(name, kind):
+    problem, transform = make(name, kind)
+    symmetry, closest = problem.symmetry, ClosestTransforms(problem.symmetry)
+    bases = {symmetry.bases[each].group for each in transform.matrices}
+    groups = bases or {scale.group for scale in symmetry.scales.values()}
+    assert can_stretch(symmetry, groups)
+    total = Transform(symmetry.identity(), {})
+    for _ in range(60):  # scales beside each other depend on each other
+        for group in sorted(groups):
+            update, _ = closest.stretch(problem, StateDict(total.apply(problem.source)), {group}, problem.keys)
+            total = update @ total
+    assert differ(problem, total) < 1e-10 * differ(problem, Transform(symmetry.identity(), {}))
 
 
-@pytest.mark.parametrize("trained", [False, True])
-@pytest.mark.parametrize("make", [make_mlp, make_cnn, make_transformer])
-def test_planted_transforms_of_every_kind_are_undone(make, trained):
-    torch.manual_seed(0)
-    model, x = make()
-    if trained:
-        train(model.train(), x)
-    model, x = model.double().eval(), x.double() if x.is_floating_point() else x
-    symmetry = ob.symmetry(model, x, kinds="all")
-    assert symmetry.scales
-    planted = ob.Transform.random(symmetry, torch.Generator().manual_seed(1))
-    moved = copy.deepcopy(model)
-    moved.load_state_dict(planted.apply(model))
-    found = ob.align(
-        moved, to=model, symmetry=symmetry, method="weight-matching", detect_copy=False, scaling=ob.Scaling(steps=0)
-    )
-    assert found.start_cost > 1
-    size = sum(float(p.detach().square().sum()) for p in model.parameters())
-    assert found.cost < 1e-12 * size  # the weights agree to 1e-6
-    assert len([entry for entry in found.history if "sweep" in entry]) == 1
+def test_what_leaves_too_much_is_not_taken():
+    problem, _ = make("ReLU", "positive")
+    other = StateDict({key: torch.randn_like(value) for key, value in problem.source.items()})
+    closest, groups = ClosestTransforms(problem.symmetry), problem.symmetry.groups
+    assert closest.stretch(problem, other, groups, problem.keys)[0].logarithms
+    assert not closest.stretch(problem, other, groups, problem.keys, share=0.5)[0].logarithms
 
 
-@pytest.mark.parametrize("held", [10**8, 0])
-def test_lazy_states_are_read_tensor_by_tensor(held, monkeypatch):
-    monkeypatch.setattr(basis_matching, "_HELD_ENTRIES", held)
-    torch.manual_seed(0)
-    model, x = make_transformer()
-    model = model.double().eval()
-    symmetry = ob.symmetry(model, x, kinds="all")
-    target = model.state_dict()
-    source = ob.Transform.random(symmetry, torch.Generator().manual_seed(1)).apply(target)
+def test_permutations_alone_cannot_stretch():
+    symmetry = plant(CASES["tanh"]).symmetry
+    assert not can_stretch(symmetry, symmetry.groups)
 
-    reads: Counter[str] = Counter()
 
-    def lazily(state):
-        def read(key):
-            reads[key] += state is source
-            return state[key]
+def test_inner_products_of_units_are_those_of_their_rows():
+    problem, _ = make("wide linear layers", "linear")
+    (basis,) = problem.symmetry.bases.values()
+    closest = ClosestTransforms(problem.symmetry)
+    first, bias, second = (problem.source[key] for key in ("0.weight", "0.bias", "1.weight"))
+    made = closest.grams(problem.source, basis, problem.keys, is_dual=False)
+    torch.testing.assert_close(made, first @ first.T + torch.outer(bias, bias))
+    torch.testing.assert_close(closest.grams(problem.source, basis, problem.keys, is_dual=True), second.T @ second)
 
-        return LazyState({key: value.to("meta") for key, value in state.items()}, read)
 
-    options = {"symmetry": symmetry, "method": "weight-matching", "detect_copy": False, "scaling": ob.Scaling(steps=0)}
-    found = ob.align(lazily(source), to=lazily(target), **options)
-    assert isinstance(found.model, LazyState)
-    # The cost before and after, twice each, once more without scales, and once or twice to decide its groups.
-    assert held == 0 or max(count for key, count in reads.items() if key not in symmetry.fixed) <= 7, reads
-    assert [entry["sweep"] for entry in found.history if "sweep" in entry] == [0]
-    for key, value in target.items():
-        torch.testing.assert_close(found.model[key], value, rtol=1e-6, atol=1e-6)
+def test_rounding_counts_by_the_type():
+    problem, _ = make("ReLU", "positive")
+    assert tolerance_of(problem) == pytest.approx(torch.finfo(torch.float64).eps ** 0.75)

@@ -58,7 +58,7 @@ def test_a_pin_says_where():
 def test_notebooks_and_terminals_show_it():
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     symmetry = ob.symmetry(model, torch.zeros(1, 3))
-    assert repr(symmetry) == "Symmetry(1 groups; 4 of 4 hidden units free (100.0%))"
+    assert repr(symmetry) == "Symmetry(1 group; 4 of 4 hidden units free (100.0%))"
     page = symmetry._repr_html_()
     assert page.count("<table>") == 2
     assert "<td>0.weight</td>" in page

@@ -96,7 +96,7 @@ def find_architecture(
     >>> sys.path.append(tempfile.mkdtemp())
     >>> _ = Path(sys.path[-1], "small_nets.py").write_text(code)
     >>> find_architecture("small_nets:make", ["1,4"]).symmetry().summary()
-    '1 groups; 8 of 8 hidden units free (100.0%)'
+    '1 group; 8 of 8 hidden units free (100.0%)'
     """
     given = read_inputs(input_shapes) if input_shapes else None
     factory = find_factory(specification, tensors)

@@ -13,7 +13,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from onebasin.matching.closest_transforms import Term, closest_logarithms
+from onebasin.matching.closest_scales import Term, closest_logarithms
 from onebasin.symmetries import Basis, Scale, Symmetry, Transform
 from onebasin.symmetries.basis_matrices import MixedTensors, turn
 from onebasin.symmetries.multiplication import mixed_tensors, scale_shape, scaled_tensors

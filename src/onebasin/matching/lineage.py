@@ -325,7 +325,7 @@ class _Comparison:
     def run(self, look_for_copy: bool) -> None:
         """Compare."""
         copied = find_copy(self.problem) if look_for_copy else None
-        found, _ = sweep_transforms(self.problem, 1, observe=self._observe)
+        found = sweep_transforms(self.problem, 1, observe=self._observe).transform
         if copied is not None:
             self.is_aligned, found = True, Transform(copied, {})
         self.transform = None if found.is_identity else found
@@ -368,7 +368,7 @@ class _Comparison:
         """How much was changed, once the networks are known to be related."""
         candidates: list[Transform | None] = [None] if in_place else []
         if self.is_aligned:
-            found, _ = sweep_transforms(self.problem, _MAX_SWEEPS, self.transform)
+            found = sweep_transforms(self.problem, _MAX_SWEEPS, self.transform).transform
             candidates.append(None if found.is_identity else found)
         measured = [(self._measure(each), each) for each in candidates]
         if measured:

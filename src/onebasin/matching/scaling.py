@@ -81,30 +81,28 @@ class Learned(NamedTuple):
     of_target: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
 
 
-def learn_transform(problem: Problem, options: Scaling, start: Transform) -> Learned:
+def learn_transform(problem: Problem, options: Scaling, start: Transform, costs: tuple[float, float]) -> Learned:
     """Learn the scales and bases of a problem's symmetry.
 
     Args:
         problem: with the permuted source.
         options: how to learn.
         start: scales and bases to begin with.
+        costs: of the permuted source, and of the same with the start.
 
     Returns:
         What costs least on the batches that permutations are compared on: what was learned, the start, or nothing at all.
     """
     symmetry = problem.symmetry
     nothing = {name: torch.zeros(scale_shape(symmetry, scale)) for name, scale in symmetry.scales.items()}
-    as_it_is = Learned(nothing, {}, problem.cost_of(problem.source))
-
-    def judge(each: Transform) -> Learned:
-        if each.is_identity:
-            return as_it_is
-        return Learned(nothing | each.logarithms, each.matrices, problem.cost_of(each.apply(problem.source)))
-
-    whole, floor = judge(start), problem.objective.floor
+    as_it_is = Learned(nothing, {}, costs[0])
+    whole, floor = Learned(nothing | start.logarithms, start.matrices, costs[1]), problem.objective.floor
     if math.isfinite(floor) and whole.cost - floor <= EQUAL * (as_it_is.cost - floor):
         return whole
-    unscaled = judge(Transform(start.permutation, {}, start.matrices)) if start.logarithms else whole
+    unscaled = whole
+    if start.logarithms:
+        only_mixed = Transform(start.permutation, {}, start.matrices)
+        unscaled = Learned(nothing, start.matrices, problem.cost_of(only_mixed.apply(problem.source)))
     # Learning begins with the matrices in any case, and with the scales if they lower the objective.
     begin = min(unscaled, whole, key=lambda each: each.cost)
     best = min(as_it_is, begin, key=lambda each: each.cost)

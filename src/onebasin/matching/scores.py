@@ -42,10 +42,19 @@ def innermost_axes(members: Mapping[str, Group], block: Block) -> dict[int, list
 
 def has_siblings(symmetry: Symmetry, key: str, members: Mapping[str, Group]) -> bool:
     """Whether several members meet on a block of a tensor of which none is a parent of the others."""
+    return any(len(set(labels)) > 1 for labels in _innermost_labels(symmetry, key, members))
+
+
+def has_twins(symmetry: Symmetry, key: str, members: Mapping[str, Group]) -> bool:
+    """Whether one member is on several axes of a block of a tensor, so that the tensor is quadratic in what is decided."""
+    return any(len(set(labels)) < len(labels) for labels in _innermost_labels(symmetry, key, members))
+
+
+def _innermost_labels(symmetry: Symmetry, key: str, members: Mapping[str, Group]) -> Iterator[list[str | None]]:
     layout = symmetry.layouts[key]
     shape_only = torch.empty([term.size for term in layout], device="meta")
-    blocks = member_blocks(layout, members, shape_only)
-    return any(len({block.labels[axis] for axis in innermost_axes(members, block)}) > 1 for block in blocks)
+    for block in member_blocks(layout, members, shape_only):
+        yield [block.labels[axis] for axis in innermost_axes(members, block)]
 
 
 def reduce_to(tensor: Tensor, axes: list[int], reduction: Callable[..., Tensor] = torch.sum) -> Tensor:

@@ -34,14 +34,21 @@ class Found:
     problem: Problem
     match: Match
 
-    @functools.cached_property
+    @property
     def cost(self) -> float:
         """Of the match, with its scales and matrices if these lower it."""
+        return min(self.match.cost, self._whole_cost)
+
+    @functools.cached_property
+    def _whole_cost(self) -> float:
+        """Of the match, with its scales and matrices."""
         match = self.match
         if not (match.logarithms or match.matrices):
             return match.cost
+        if match.whole_cost is not None:
+            return match.whole_cost
         whole = Transform(match.permutation, match.logarithms, match.matrices, check=False)
-        return min(match.cost, self.problem.cost_of(whole.apply(self.problem.source)))
+        return self.problem.cost_of(whole.apply(self.problem.source))
 
     def learn(self, options: Scaling) -> Learned:
         """The scales and bases that cost least after the permutation of the match: its own, learned ones, or none."""
@@ -50,7 +57,7 @@ class Found:
             return Learned({}, {}, self.match.cost)
         moved = self.problem.starting_from(self.match.permutation)
         start = Transform(symmetry.identity(), self.match.logarithms, self.match.matrices)
-        return learn_transform(moved.reporting_as("scales"), options, start)
+        return learn_transform(moved.reporting_as("scales"), options, start, (self.match.cost, self._whole_cost))
 
     def compose(self, learned: Learned) -> Permutation | Transform:
         """All that was done to the source of the search: start, permutation, scales and bases."""

@@ -100,6 +100,10 @@ class MixedTensors:
         blocks = (_reflect_block(block, labels) for block in unroll(self._layouts[key], labels, tensor))
         return roll(self._layouts[key], labels, blocks)
 
+    def parities(self, key: str) -> dict[str, Tensor]:
+        """For each basis of signs that enters a tensor how often it multiplies each entry, in a shape to broadcast."""
+        return self._signs.exponents(key)
+
     def unfold(self, key: str, tensor: Tensor, basis: str, is_dual: bool) -> Iterator[Tensor]:
         """The parts of a tensor that a matrix of a basis, or its dual, multiplies: (*parent sizes, size, all else) each."""
         label = _name(basis, is_dual)

@@ -69,6 +69,15 @@ class ScaledTensors:
             value = value * sign.to(value.dtype)
         return value
 
+    def exponents(self, key: str) -> dict[str, Tensor]:
+        """For each scale that enters a tensor the exponent with which it multiplies each entry, in a shape to broadcast."""
+        found: dict[str, Tensor] = {}
+        for name, exponent, index, shape in self._places.get(key, ()):
+            everywhere = torch.tensor(float(exponent))
+            here = everywhere if index is None or bool((index >= 0).all()) else everywhere * (index >= 0).view(shape)
+            found[name] = found[name] + here if name in found else here
+        return found
+
     def sum_by_unit(self, key: str, value: Tensor, name: str, shape: Sequence[int]) -> Iterator[tuple[float, Tensor]]:
         """For each way that a scale enters a tensor its exponent, and the sums of the entries that belong to each unit.
 

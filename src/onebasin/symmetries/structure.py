@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
@@ -217,9 +217,9 @@ class Structure:
         families = sum(bool(g.parents) for g in self.groups.values())
         nested = f", {families} of them nested" if families else ""
         unreached = f"; {len(self.unreached)} parameters never used" if self.unreached else ""
-        scales = f", {len(self.scales)} positive scale{'s' if len(self.scales) > 1 else ''}" if self.scales else ""
+        scales = f", {_count(self.scales, 'positive scale')}" if self.scales else ""
         bases = f", {len(self.bases)} change{'s' if len(self.bases) > 1 else ''} of basis" if self.bases else ""
-        return f"{len(self.groups)} groups{nested}{scales}{bases}; {share}{percent}{unreached}"
+        return f"{_count(self.groups, 'group')}{nested}{scales}{bases}; {share}{percent}{unreached}"
 
     def warn_of_unreached(self) -> None:
         """Warn, at the user's line, if a parameter that no call used is large enough to read or write a group's units."""
@@ -329,3 +329,7 @@ def _learn_sizes(layouts: Mapping[str, Layout], shapes: Mapping[str, Tensor]) ->
             raise ValueError(f"the sizes in {write((left[0][1],))!r} of {left[0][0]!r} cannot be told from the shapes")
         pending = left
     return sizes
+
+
+def _count(things: Sized, name: str) -> str:
+    return f"{len(things)} {name}" + ("" if len(things) == 1 else "s")

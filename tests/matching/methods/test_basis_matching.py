@@ -1,16 +1,17 @@
 """Rotations are found in closed form, heads are paired whatever their bases are."""
 
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 import onebasin as ob
-from onebasin.matching.methods.basis_matching import CrossProducts, sole_bases
-from onebasin.symmetries import Basis
+from onebasin.matching.closest_transforms import distance
+from onebasin.matching.transform_steps import TransformSteps
 from tests.basis_networks import MLP, Attention, D, Model, RMSNorm
+from tests.matching.transform_networks import CASES
+from tests.matching.transform_networks import plant as plant_case
 
 
 class Tokens(nn.Module):
@@ -130,24 +131,20 @@ def test_planted_rotations_are_undone_from_activations():
     assert found.cost < 1e-6 * found.start_cost
 
 
-def test_members_of_a_family_are_paired_by_what_rotations_reach():
-    symmetry = ob.symmetry(Tokens(RMSNorm).eval(), torch.randint(0, 40, (2, 5)), kinds="all")
-    basis = next(b for b in sole_bases(symmetry).values() if symmetry.groups[b.group].parents)
-    generator = torch.Generator().manual_seed(0)
-    turns = torch.linalg.qr(torch.randn(2, 4, 4, generator=generator, dtype=torch.float64)).Q
-    total = torch.zeros(2, 2, 4, 4, dtype=torch.float64)
-    total[0, 1], total[1, 0] = turns  # each is the other's turned copy
-    found = CrossProducts(symmetry, basis, total)
-    assert found.scores()[0, 1].trace() == pytest.approx(4)
-    assert found.scores()[0, 0].trace() == pytest.approx(0)
-    (parent,) = symmetry.groups[basis.group].parents
-    permutation = symmetry.identity()
-    permutation.indices[parent] = torch.tensor([1, 0])
-    torch.testing.assert_close(found.rotations(permutation), turns)
+@pytest.mark.parametrize("name", ["RMS norm, 3 inputs", "grouped queries, rotary, gates", "batch norm"])
+def test_every_step_that_is_accepted_lowers_the_cost(name, monkeypatch):
+    one, other = plant_case(CASES[name]), plant_case(CASES[name], seed=1)
+    take, costs = TransformSteps.take_if_closer, []
 
+    def watch(steps, *arguments):
+        before = distance(steps.current, steps.problem.target, steps.problem.keys)
+        if has_moved := take(steps, *arguments):
+            costs.append((before, distance(steps.current, steps.problem.target, steps.problem.keys)))
+        return has_moved
 
-def test_groups_with_several_bases_are_left_out():
-    symmetry = ob.symmetry(Tokens(RMSNorm).eval(), torch.randint(0, 40, (2, 5)), kinds="all")
-    stream = next(b for b in symmetry.bases.values() if b.kind == "orthogonal")
-    both = {**symmetry.bases, "more": Basis("more", stream.group, "linear", {})}
-    assert stream.name not in sole_bases(replace(symmetry, bases=both))
+    monkeypatch.setattr(TransformSteps, "take_if_closer", watch)
+    options = {"method": "weight-matching", "scaling": ob.Scaling(steps=0)}
+    found = ob.align(other.target, to=one.target, symmetry=one.symmetry, **options)
+    assert len(costs) > 3
+    assert all(after < before for before, after in costs)
+    assert found.cost == pytest.approx(costs[-1][1])

@@ -19,16 +19,11 @@ from torch import Tensor, nn
 
 from onebasin.landscape.batches import run_batches
 from onebasin.matching.methods.base import Match, Method, check_count
-from onebasin.matching.methods.basis_matching import (
-    CrossProducts,
-    sole_bases,
-    sweep_transforms,
-    with_pairs,
-    without_pairs,
-)
+from onebasin.matching.methods.basis_matching import sweep_transforms, with_pairs, without_pairs
 from onebasin.matching.methods.weight_matching import sweep
 from onebasin.matching.problem import Problem
 from onebasin.matching.scores import innermost_axes, member_blocks, products, reduce_to
+from onebasin.matching.unit_pairs import CrossProducts, sole_bases
 from onebasin.programs.isolation import evaluation_mode
 from onebasin.relaxation.hardening import harden
 from onebasin.relaxation.plans import plan_shape
@@ -95,7 +90,7 @@ class ActivationMatching(Method):
         rotated = {name: each.rotations(permutation) for name, each in mixed.items()}
         found = without_pairs(problem.symmetry, Transform(permutation, {}, rotated))
         if missing and symmetry.bases:
-            found, _ = sweep_transforms(problem, _MAX_SWEEPS, found, only=missing)
+            found = sweep_transforms(problem, _MAX_SWEEPS, found, only=missing).transform
         elif missing:
             found = Transform(sweep(problem, found.permutation, only=missing)[0], {})
         cost = problem.cost(found.permutation)

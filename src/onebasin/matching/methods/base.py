@@ -27,6 +27,7 @@ class Match:
         logits: where a descent on logits ended, with the moments of its optimiser, to go on from there.
         logarithms: of the scales to begin with, for the permuted model.
         matrices: of the bases to begin with, likewise.
+        whole_cost: the cost with these scales and matrices, if the method knows it.
     """
 
     permutation: Permutation
@@ -36,6 +37,7 @@ class Match:
     logits: dict[str, Tensor] | None = None
     logarithms: Mapping[str, Tensor] = field(default_factory=dict)
     matrices: Mapping[str, Tensor] = field(default_factory=dict)
+    whole_cost: float | None = None
 
 
 class Method(ABC):

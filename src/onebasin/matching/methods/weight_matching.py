@@ -24,6 +24,7 @@ from onebasin.matching.methods.basis_matching import sweep_transforms
 from onebasin.matching.problem import Problem
 from onebasin.matching.scores import count_scoring, inner_products, order_from_anchors, score, touched_keys
 from onebasin.relaxation.hardening import harden, joint_groups
+from onebasin.relaxation.objectives import WeightDistance
 from onebasin.symmetries import Group, Permutation, Symmetry
 from onebasin.tensors.states import State
 
@@ -64,9 +65,18 @@ class WeightMatching(Method):
     def match(self, problem: Problem) -> Match:
         """Sweep from the identity."""
         if problem.symmetry.bases or problem.symmetry.scales:
-            found, converged = sweep_transforms(problem, self.max_sweeps)
+            found, converged, distance = sweep_transforms(problem, self.max_sweeps)
             cost = problem.cost(found.permutation)
-            return Match(found.permutation, cost, converged, logarithms=found.logarithms, matrices=found.matrices)
+            # What is read from disk is transformed once: in memory, a transform that was built up has rounded more often.
+            is_known = problem.source.is_lazy and problem.objective == WeightDistance("l2", problem.keys)
+            return Match(
+                found.permutation,
+                cost,
+                converged,
+                logarithms=found.logarithms,
+                matrices=found.matrices,
+                whole_cost=distance if is_known else None,
+            )
         start = problem.symmetry.identity()
         permutation, converged = sweep(problem, start, self.max_sweeps, anchored=self.order == "anchored")
         return Match(permutation, problem.cost(permutation), converged)

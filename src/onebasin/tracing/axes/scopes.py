@@ -6,10 +6,7 @@ contraction share. A child that lacks one of its parents in some scope is the sa
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from onebasin.symmetries import Pin
 from onebasin.symmetries.layout import Product, Sum
@@ -158,15 +155,17 @@ def _is_independent(term: AxisTerm) -> bool:
 def _iterate_contexts(axes: Axes) -> Iterator[Context]:
     for branch in _branches(axes):
         terms = [resolve(a) for a in branch]
+        dependent = [i for i, term in enumerate(terms) if not _is_independent(term)]
+        if not dependent:
+            continue
         covers, counts = [_covered(t) for t in terms], [_count(t) for t in terms]
-        total = sum(counts, Counter())
-        for i, (term, count) in enumerate(zip(terms, counts, strict=True)):
+        total = _add(counts)
+        for i in dependent:
             outside = frozenset(a for j, cover in enumerate(covers) if j != i for a in cover if total[a] == 1)
             beside = frozenset(identity(t) for j, t in enumerate(terms) if j != i)
-            elsewhere = frozenset(a for a, n in total.items() if n > count[a])
-            repeated = frozenset(a for a, n in count.items() if n > 1)
-            if not _is_independent(term):
-                yield from _visit(term, frozenset(), outside, beside, (repeated, elsewhere))
+            elsewhere = frozenset(a for a, n in total.items() if n > counts[i].get(a, 0))
+            repeated = frozenset(a for a, n in counts[i].items() if n > 1)
+            yield from _visit(terms[i], frozenset(), outside, beside, (repeated, elsewhere))
 
 
 def _branches(axes: Axes) -> Iterator[Axes]:
@@ -232,16 +231,27 @@ def _covered(term: AxisTerm) -> frozenset[Atom]:
 
 
 @of_coordinates
-def _count(term: AxisTerm) -> Counter[Atom]:
+def _count(term: AxisTerm) -> Mapping[Atom, int]:
     """How many coordinates each atom has at a position of a resolved term, at most."""
     match term:
         case Atom():
-            return Counter([term]) if term.covers is None else Counter([term]) + _count(resolve(term.covers))
+            return {term: 1} if term.covers is None else _add([{term: 1}, _count(resolve(term.covers))])
         case Product(children):
-            return sum(map(_count, children), Counter())
+            return _add(map(_count, children))
         case Sum(children) | Piecewise(_, children):
-            return functools.reduce(operator.or_, map(_count, children))
-    return Counter()
+            most: dict[Atom, int] = {}
+            for counts in map(_count, children):
+                most |= {atom: number for atom, number in counts.items() if number > most.get(atom, 0)}
+            return most
+    return {}
+
+
+def _add(counts: Iterable[Mapping[Atom, int]]) -> dict[Atom, int]:
+    total: dict[Atom, int] = {}
+    for each in counts:
+        for atom, number in each.items():
+            total[atom] = total.get(atom, 0) + number
+    return total
 
 
 def _close(parents: frozenset[Atom]) -> frozenset[Atom]:
