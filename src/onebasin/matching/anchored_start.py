@@ -6,7 +6,8 @@ what can be compared with the target already: so a network that is a transformed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -20,7 +21,7 @@ from onebasin.matching.scores import has_siblings, has_twins, order_from_anchors
 from onebasin.matching.transform_steps import Step, TransformSteps
 from onebasin.matching.unit_pairs import UnitPairs
 from onebasin.symmetries import Basis, Group, Symmetry, Transform
-from onebasin.symmetries.basis_matrices import pair
+from onebasin.symmetries.basis_matrices import MixedTensors, pair
 from onebasin.symmetries.layout import names
 from onebasin.tensors.states import State
 
@@ -201,9 +202,7 @@ class AnchoredStart:
             if self.symmetry.bases[name].group not in members:
                 plans |= {each: plan.to(self.problem.device) for each, plan in pair(name, *known).items()}
 
-        def project(key: str, value: Tensor) -> Tensor:
-            return self.closest.mixed.mix_with({key: value}, plans).get(key, value)
-
+        project = functools.partial(_project, self.closest.mixed, plans)  # workers of an engine can be given it
         return (lambda state: state.map(project)) if plans else (lambda state: state)
 
     def _scale_again(self) -> None:
@@ -281,6 +280,10 @@ class AnchoredStart:
                 before = self.steps.begin(keys)
                 update, _ = self.closest.rotate(self.problem, before.after, bases, keys)
                 self.steps.take_if_closer(before, self.steps.extend(before, update), keys)
+
+
+def _project(mixed: MixedTensors, plans: Mapping[str, Tensor], key: str, value: Tensor) -> Tensor:
+    return mixed.mix_with({key: value}, plans).get(key, value)
 
 
 def _stages(symmetry: Symmetry, groups: list[Group], keys: list[str]) -> Iterator[tuple[list[Group], list[str]]]:
