@@ -111,8 +111,8 @@ def summary(records: list[Record]) -> str:
     if singles:
         verdicts = _count(r["verdict"] for r in singles)
         lines.append(f"- {len(singles)} text models traced at a single token, checked at nine: {verdicts}.")
-    lines += _describe_kinds([r["all"] for r in made if "all" in r], "")
-    lines += _describe_kinds([r["all"] for r in singles if "all" in r], ", traced at a single token and checked at nine")
+    lines += _describe_kinds(made, "")
+    lines += _describe_kinds(singles, ", traced at a single token and checked at nine")
     walked = [r["unverified"] for r in [*made, *singles] if "unverified" in r]
     lines.append(
         f"- With `verify=False` another symmetry is found in {len(walked)}: {_count(r['verdict'] for r in walked) or 0}."
@@ -131,10 +131,11 @@ def summary(records: list[Record]) -> str:
     return "\n".join(lines)
 
 
-def _describe_kinds(found: list[Record], where: str) -> list[str]:
+def _describe_kinds(records: list[Record], where: str) -> list[str]:
+    found = [r["all"] for r in records if "all" in r]
     if not found:
         return []
-    line = f"- All kinds of symmetry{where}: {_count(r['verdict'] for r in found)}."
+    line = f"- All kinds of symmetry{where}, in {len(found)} of {len(records)}: {_count(r['verdict'] for r in found)}."
     right = [r for r in found if r["verdict"] == "right"]
     kinds = sorted({kind for r in right for kind in r["bases"]})
     counts = [f"{sum(kind in r['bases'] for r in right)} have `{kind}` bases" for kind in kinds]
@@ -197,7 +198,8 @@ The columns:
 
 - *seconds*: the time of `onebasin.symmetry` with default settings, with its own verification.
 - *groups*: the number of permutations; a family, with one permutation for each element of a parent, counts as one and is
-  called nested. `=` says that a person counted the same number from the architecture.
+  called nested. `=` says that a person counted the same number from the architecture. BEiT has fewer: the biases of its keys
+  are zeros in a buffer outside of the state dict, which may be a state that is not set yet, so its heads stay fixed.
 - *free*: the share of hidden units that can move. Hidden units are the output channels of weight operations that are not
   model outputs.
 - *right at other*: a random permutation of random weights leaves every output unchanged also at other values of the inputs,

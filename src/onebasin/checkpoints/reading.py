@@ -89,7 +89,7 @@ def _open(path: Path) -> Checkpoint:
     place = path.absolute()  # workers have other working folders
     if place.is_dir() and is_distributed(place):
         return open_distributed(path)
-    file = _find_weights(place) if place.is_dir() else place
+    file = _find_weights(path).absolute() if place.is_dir() else place
     return _open_shards(path, file) if file.name.endswith(".index.json") else _open_file(path, file)
 
 
@@ -232,7 +232,7 @@ class _SafetensorsReader(RowReader):
 
     def read_rows(self, key: str, start: int, stop: int) -> Tensor:
         rows = self.shapes[key][start:stop]
-        return self._read(self.starts[key] + start * self.shapes[key][0].nbytes, rows)
+        return self._read(self.starts[key] + start * self.shapes[key][:1].nbytes, rows)
 
     def _read(self, start: int, shape: Tensor) -> Tensor:
         """Bytes of the file, copied: a tensor in a mapped file would end the process if the file became shorter."""

@@ -208,7 +208,7 @@ def write_checkpoint(
             journal.promise(target, {"": hash_file(temporary)})
 
     (file,) = like.layout.files
-    write_atomically(target, write_file, durable=journal is not None)
+    write_atomically(path, write_file, durable=journal is not None)
 
 
 def _fill_folder(
