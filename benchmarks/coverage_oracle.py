@@ -29,13 +29,22 @@ _SCALES = (1.0, 0.4, 0.1)
 def check(symmetry: Symmetry, model: nn.Module, inputs: Any) -> dict[str, Any]:
     """Move random weights by a random element of a symmetry, and compare what the module returns for these inputs.
 
-    The gains that a change of basis needs to be one stay as they are.
+    The gains that a change of basis needs to be one stay as they are. The module has its own weights again afterwards:
+    statistics are drawn around them.
 
     Returns:
         "verdict": "right", "wrong", "refused" (the module does not take the inputs) or "unstable" (rounding errors cannot
         be told from a wrong symmetry); "error": the largest relative difference; "guilty": groups that make it.
     """
     model.double().eval()
+    own = {key: value.clone() if isinstance(value, Tensor) else value for key, value in model.state_dict().items()}
+    try:
+        return _check(symmetry, model, inputs)
+    finally:
+        _load(model, own)
+
+
+def _check(symmetry: Symmetry, model: nn.Module, inputs: Any) -> dict[str, Any]:
     (call,) = read_calls(inputs)
     arguments = tree_map(promote, (call.args, call.kwargs))
     found: dict[str, Any] = {"verdict": "unstable"}
@@ -75,14 +84,18 @@ def _compare(symmetry: Symmetry, model: nn.Module, before: dict[str, Tensor], ar
 
 def run(model: nn.Module, state: Mapping[str, Any], arguments: Any) -> list[Tensor]:
     """All tensors that a module returns with a state, in float64."""
-    given = OrderedDict(state)
-    given._metadata = model.state_dict()._metadata  # type: ignore[attr-defined]  # some modules look at its version
-    model.load_state_dict(given)
+    _load(model, state)
     args, kwargs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, arguments)
     torch.manual_seed(0)
     with torch.no_grad(), UnfusedAttention(), Float64():
         result = model(*args, **kwargs)
     return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+
+
+def _load(model: nn.Module, state: Mapping[str, Any]) -> None:
+    given = OrderedDict(state)
+    given._metadata = model.state_dict()._metadata  # type: ignore[attr-defined]  # some modules look at its version
+    model.load_state_dict(given)
 
 
 def draw_weights(model: nn.Module, scale: float, fixed: Collection[str] = ()) -> dict[str, Any]:
