@@ -88,6 +88,22 @@ def test_pages_quote_the_coverage_that_was_recorded():
         assert not others or f"{others} were not" in text, f"{page.name} should say: {others} were not checked to the end"
 
 
+def test_the_page_on_symmetry_quotes_the_kinds_that_were_recorded():
+    records = json.loads((DOCS / "coverage.json").read_text(encoding="utf-8"))["records"]
+    found = [each["all"] for record in records for each in (record, record.get("single", {})) if "all" in each]
+    assert not {each["verdict"] for each in found} - {"right", "refused", "not checked"}
+    whole = [record["all"] for record in records if "all" in record]
+    right = [each for each in whole if each["verdict"] == "right"]
+    maps = sum("linear" in each["bases"] for each in right)
+    rotations = sum(not {"orthogonal", "centred"}.isdisjoint(each["bases"]) for each in right)
+    scaled = sum(bool(each["scales"]) for each in right)
+    quoted = (
+        f"each of {len(whole)} architectures: of {len(right)} that are right {maps} have invertible maps, {rotations} "
+        f"rotations, and {scaled} positive scales."
+    )
+    assert quoted in (DOCS / "symmetry.md").read_text(encoding="utf-8"), quoted
+
+
 BEGINNING, *USES = re.findall(r"```python\n(.*?)```", (DOCS / "gallery.md").read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
