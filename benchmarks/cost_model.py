@@ -144,8 +144,8 @@ def predict(shape: Shape, machine: Machine, machines: int) -> Prediction:
 
 def print_table(machine: Machine) -> None:
     """All shapes on 1, 8 and 64 machines."""
-    columns = ["model", "machines", "workers each", "GB a worker", "read", "score", "assign", "whole", "longest chain",
-               "network, GB a machine", "dollars"]  # fmt: skip
+    columns = ["model", "machines", "workers each", "GB per worker", "read", "score", "assign", "whole", "longest chain",
+               "network, GB per machine", "dollars"]  # fmt: skip
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
     for name, shape in SHAPES.items():
         for machines in (1, 8, 64):
