@@ -27,6 +27,11 @@ from onebasin.cli.torchvision_operators import declare_missing_operators
 declare_missing_operators()  # for a torchvision that was built for another torch, as the command does
 print(find_architecture("{}").symmetry().summary())
 """
+_STRATEGY = """
+from onebasin.cli.torchvision_operators import declare_missing_operators
+declare_missing_operators()  # as above
+import onebasin.continual.avalanche
+"""
 _FACTORY = """
 import torch, onebasin as ob
 from torch import nn
@@ -64,7 +69,7 @@ CHECKS: dict[str, list[str]] = {
     "timm": ["python named.py timm:resnet10t"],
     "hf": ["python folder.py gpt2"],
     "diffusers": ["python folder.py unet"],
-    "avalanche": ["python -c 'import onebasin.continual.avalanche'"],
+    "avalanche": ["python strategy.py"],
     "ray": ["python engine.py"],
 }
 """For each extra, commands that must succeed with it alone."""
@@ -103,6 +108,7 @@ def write_scripts(folder: Path) -> None:
     (folder / "nets.py").write_text(_FACTORY)
     (folder / "draw.py").write_text(_DRAW)
     (folder / "engine.py").write_text(_ENGINE)
+    (folder / "strategy.py").write_text(_STRATEGY)
     (folder / "named.py").write_text("import sys" + _NAMED.replace('"{}"', "sys.argv[1]"))
     (folder / "folder.py").write_text(f"import sys\nconfig = {CONFIGURATIONS!r}[sys.argv[1]]{_FOLDER}")
 
