@@ -9,6 +9,7 @@ itself, on all of the new data or on a little of it.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,10 @@ import onebasin as ob
 from experiments.anchor_networks import augment
 from experiments.transformer_networks import RECIPES, Recipe, load_data, loss, trained_networks
 from experiments.transformers import Line, Shuffled
+from onebasin.matching.alignment import transform_model
+from onebasin.matching.imitation import learn_to_imitate
+from onebasin.matching.problem import ignore
+from onebasin.tensors.states import read_state
 
 METHODS = {
     "new": "NEW as it is",
@@ -29,6 +34,7 @@ METHODS = {
     "permutations": "ported, permutations by weights (no data)",
     "wm-all": "ported, all kinds by weights (no data)",
     "made-all": "ported, all kinds learned on drawn images or written text (no data)",
+    "imitated": "ported, all kinds by weights, learned to imitate on drawn images or written text (no data)",
     "learned": "ported, all kinds learned on data of the bases",
     "few-1": "NEW fine-tuned on 1 image per class, or 1 piece of text",
     "few-5": "NEW fine-tuned on 5",
@@ -36,9 +42,11 @@ METHODS = {
     "all": "NEW fine-tuned on all",
 }
 NETWORKS = {
-    "vit": replace(RECIPES["vit"], network="vit-100", steps=20_000),
+    "vit": replace(RECIPES["vit"], network="vit-100", steps=12_000),
     "gpt": RECIPES["gpt"],
 }
+SCALES = (0.5, 0.75, 1.0, 1.25, 1.5)
+"""What the change is multiplied by."""
 Data = tuple[Tensor, Tensor]
 _OLD_CLASSES, _NEW_CLASSES = 50, 10
 _RATE, _STEPS, _FEW_STEPS = 1e-4, 400, 100
@@ -64,7 +72,7 @@ def _rename(tokens: Tensor) -> Tensor:
 def configs(quick: bool) -> list[dict[str, Any]]:
     """A trial is a pair of bases and one way to bring the five fine-tunes of the first to the second."""
     return [
-        {"network": network, "old": old, "new": new, "method": method, "steps": 5 if quick else 1500, "quick": quick}
+        {"network": network, "old": old, "new": new, "method": method, "steps": 5 if quick else 500, "quick": quick}
         for network in (("gpt",) if quick else NETWORKS)
         for old, new in ((0, 1), (1, 2), (2, 0))[: 1 if quick else 3]
         for method in METHODS
@@ -72,36 +80,58 @@ def configs(quick: bool) -> list[dict[str, Any]]:
 
 
 def run(config: dict[str, Any], device: str) -> dict[str, Any]:
-    """For each of the five tasks the score of the result on it and on the task of the bases, on test data."""
-    recipe, steps = NETWORKS[config["network"]], (_STEPS, _FEW_STEPS)
+    """For each of the five tasks the score of the result on it and on the task of the bases, on test data.
+
+    Of what was added, by its scale; and on 25 training examples per class, by which a scale could be chosen.
+    """
+    recipe = NETWORKS[config["network"]]
     if config["quick"]:
         recipe = replace(recipe, width=32, num_blocks=1, num_heads=2, hidden=32, steps=20, batch=8, context=16)
-        steps = (5, 3)
-    base = _task(recipe, device, None)
-    seeds = [config["old"], config["new"]]
-    about = "half of the classes" if config["network"] == "vit" else ""
-    old, new = trained_networks(recipe, seeds, device, base["train"] if about else None, about)
-    method = config["method"]
-    alignment = (
-        _align(config, old, new, base["train"]) if method in ("permutations", "wm-all", "made-all", "learned") else None
-    )
+    base, method = load_task(recipe, device, None), config["method"]
+    old, new = (trained_base(recipe, config[name], device) for name in ("old", "new"))
+    aligned = method in ("permutations", "wm-all", "made-all", "imitated", "learned")
+    alignment = _align(config, old, new, base["train"]) if aligned else None
     result = {}
     for number in range(5):
-        task = _task(recipe, device, number)
-        if method.startswith("few"):
-            model = fine_tune(new, _take_few(task["train"], int(method[4:])), recipe, steps[1])
+        task = load_task(recipe, device, number)
+        few = _take_few(task["train"], 25)
+
+        def judge(model: nn.Module, task: dict[str, Any] = task, few: Data = few) -> dict[str, float]:
+            judged = {"new": task["test"], "old": base["test"], "few": few}
+            return {name: score(model, _take_first(data, config["quick"])) for name, data in judged.items()}
+
+        if method == "new":
+            found = judge(new)
         elif method == "all":
-            model = fine_tune(new, task["train"], recipe, steps[0])
-        elif method == "new":
-            model = new
+            found = judge(_fine_tuned(recipe, config["new"], number, device, config["quick"]))
+        elif method.startswith("few"):
+            some = _take_few(task["train"], int(method[4:]))
+            found = judge(fine_tune(new, some, recipe, 3 if config["quick"] else _FEW_STEPS))
         else:
-            fine = fine_tune(old, task["train"], recipe, steps[0])
-            model = _add(fine, old, new) if alignment is None else _port(fine, old, new, alignment, task["train"][0][:2])
-        result[str(task["name"])] = {"new": score(model, task["test"]), "old": score(model, base["test"])}
+            fine = _fine_tuned(recipe, config["old"], number, device, config["quick"])
+            first = new if alignment is None else alignment.target
+            last = _add(fine, old, new) if alignment is None else _port(config, fine, old, alignment, task["train"][0])
+            scales = {str(scale): judge(_extrapolate(first, last, scale)) for scale in SCALES}
+            found = {**scales["1.0"], "scales": scales}
+        result[str(task["name"])] = found
     return result
 
 
-def _task(recipe: Recipe, device: str, number: int | None) -> dict[str, Any]:
+def trained_base(recipe: Recipe, seed: int, device: str) -> nn.Module:
+    """Of images on half of the classes."""
+    half = load_task(recipe, device, None)["train"] if recipe.network == "vit-100" else None
+    return trained_networks(recipe, [seed], device, half, "half of the classes" if half is not None else "")[0]
+
+
+@functools.cache  # every way to carry it over begins with the same one
+def _fine_tuned(recipe: Recipe, seed: int, number: int, device: str, quick: bool) -> nn.Module:
+    """A base, trained further on one of the five tasks."""
+    task = load_task(recipe, device, number)
+    return fine_tune(trained_base(recipe, seed, device), task["train"], recipe, 5 if quick else _STEPS)
+
+
+@functools.cache
+def load_task(recipe: Recipe, device: str, number: int | None) -> dict[str, Any]:
     """The data of the bases (None), or of one of the five fine-tunes."""
     data = {split: load_data(recipe.network, split, device, recipe.context) for split in ("train", "test")}
     if recipe.network == "gpt":
@@ -120,6 +150,11 @@ def _change(data: Data, name: str, recipe: Recipe) -> Data:
     count = (len(tokens) - 1) // recipe.context
     first, second = (tokens[start : start + count * recipe.context].view(count, recipe.context) for start in (0, 1))
     return first, second
+
+
+def _take_first(data: Data, quick: bool) -> Data:
+    """All of it, or a little."""
+    return (data[0][:50], data[1][:50]) if quick else data
 
 
 def _take_few(data: Data, count: int) -> Data:
@@ -172,7 +207,7 @@ def _align(config: dict[str, Any], old: nn.Module, new: nn.Module, data: Data) -
     batches = list(zip(*(part[: 100 * size].split(size) for part in data), strict=True))
     options: dict[str, Any] = {"example_inputs": data[0][:2], "method": "weight-matching"}
     if config["method"] != "permutations":
-        learns = config["method"] != "wm-all"
+        learns = config["method"] in ("made-all", "learned")
         options |= {"kinds": "all", "scaling": ob.Scaling(steps=config["steps"] if learns else 0)}
     criterion = loss
     if config["method"] == "made-all" and config["network"] == "gpt":
@@ -194,11 +229,30 @@ def _add(fine: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
     return result
 
 
-def _port(fine: nn.Module, old: nn.Module, new: nn.Module, found: ob.Alignment, inputs: Tensor) -> nn.Module:
-    """By an alignment that is known already: it is the same for all five."""
-    options: dict[str, Any] = {"kinds": "all", "scaling": ob.Scaling(steps=0)} if found.matrices else {}
-    element = found.transform if found.matrices else found.permutation
-    return ob.port(fine, old, new, inputs, method=ob.Sinkhorn(steps=0), init=element, polish=False, **options).model
+def _port(config: dict[str, Any], fine: nn.Module, old: nn.Module, found: ob.Alignment, inputs: Tensor) -> nn.Module:
+    """As `ob.port` does, which would look for the alignment again; it is the same for all five."""
+    element: ob.Permutation | ob.Transform = found.permutation
+    if found.matrices:
+        element, fine, old = found.transform, *(ob.canonical(each, inputs[:2]).model for each in (fine, old))
+    if config["method"] == "imitated":
+        imitation = ob.Imitation(_make_inputs(config, fine, inputs), steps=5 if config["quick"] else 200)
+        element = learn_to_imitate(found.transform, fine, read_state(old), found.target, imitation, ignore)
+    return _add(*(transform_model(each, element) for each in (fine, old)), found.target)
+
+
+def _make_inputs(config: dict[str, Any], fine: nn.Module, inputs: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Text that a fine-tune writes, or drawn images."""
+    if config["network"] == "gpt":
+        num_texts = 8 if config["quick"] else 640
+        (written,) = ob.synthetic_text([fine], inputs.shape[1], num_batches=1, batch_size=num_texts)
+        return list(zip(*(part.split(32) for part in written), strict=True))
+    return ob.synthetic_images([fine], inputs.shape[1:], num_batches=50, batch_size=250)
+
+
+def _extrapolate(first: nn.Module, last: nn.Module, scale: float) -> nn.Module:
+    result = copy.deepcopy(last)
+    result.load_state_dict(ob.interpolate([first, last], [1 - scale, scale]))
+    return result
 
 
 def draw(records: list[dict[str, Any]], folder: Path) -> None:

@@ -1,7 +1,8 @@
 """Networks of different widths that were trained apart: the narrow one is widened and aligned to the wide one.
 
-The networks are those of the experiments "deep" and "transformers", and wider ones by the same recipes: a ViT with one and a
-half times as many heads, units and channels, a GPT and a VGG11 with twice as many.
+The networks are those of the experiments "porting" (a ViT on half of the classes of CIFAR-100, a GPT) and "deep", and wider
+ones by the same recipes: a ViT with one and a half times as many heads, units and channels, a GPT and a VGG11 with twice as
+many.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import onebasin as ob
-from experiments import anchor_networks, deep, transformer_networks
+from experiments import anchor_networks, deep, porting, transformer_networks
 from experiments.transformers import Line, Shuffled, evaluate
 
 METHODS = {
@@ -28,7 +29,7 @@ METHODS = {
 }
 VGG_METHODS = {"widened": "naive", "permutations": "wm", "am": "am", "learned": "am+scales"}
 """What these are in the experiment "deep": activations move units alone, and what is learned are scales."""
-_GPT, _VIT, _VGG = transformer_networks.RECIPES["gpt"], transformer_networks.RECIPES["vit"], anchor_networks.RECIPES["vgg11"]
+_GPT, _VIT, _VGG = porting.NETWORKS["gpt"], porting.NETWORKS["vit"], anchor_networks.RECIPES["vgg11"]
 RECIPES: dict[str, tuple[Any, Any]] = {
     "vit": (_VIT, replace(_VIT, width=384, num_heads=12, hidden=768)),
     "gpt": (_GPT, replace(_GPT, width=512, num_heads=8, hidden=2048)),
@@ -41,7 +42,7 @@ NUM_POINTS = 11
 def configs(quick: bool) -> list[dict[str, Any]]:
     """A trial is a narrow network, a wide one, and one way to align them."""
     return [
-        {"network": network, "narrow": narrow, "wide": wide, "method": method, "steps": 5 if quick else 1500, "quick": quick}
+        {"network": network, "narrow": narrow, "wide": wide, "method": method, "steps": 5 if quick else 500, "quick": quick}
         for network in (("gpt",) if quick else RECIPES)
         for narrow, wide in ((0, 0), (1, 1), (2, 2))[: 1 if quick else 3]
         for method in (VGG_METHODS if network == "vgg11" else METHODS)
@@ -63,12 +64,11 @@ def run(config: dict[str, Any], device: str) -> dict[str, Any]:
         small = replace(recipes[0], width=32, num_blocks=1, num_heads=2, hidden=32, steps=20, batch=8, context=16)
         recipes = small, replace(small, width=48, num_heads=3, hidden=48)
     narrow, wide = (
-        transformer_networks.trained_networks(recipe, [config[name]], device)[0]
-        for recipe, name in zip(recipes, ("narrow", "wide"), strict=True)
+        porting.trained_base(recipe, config[name], device) for recipe, name in zip(recipes, ("narrow", "wide"), strict=True)
     )
-    network, context = config["network"], recipes[0].context
-    train, test = (transformer_networks.load_data(network, split, device, context) for split in ("train", "test"))
-    size = 64 if network == "gpt" else 500
+    task = porting.load_task(recipes[0], device, None)
+    train, test = task["train"], task["test"]
+    size = 64 if config["network"] == "gpt" else 500
     batches = list(zip(*(part[: 100 * size].split(size) for part in train), strict=True))
     begin = time.perf_counter()
     first, second = _align(config, narrow, wide, batches)

@@ -12,6 +12,7 @@ from onebasin.landscape.evaluation import mean_loss
 from onebasin.landscape.paths import LinearPath, Plane, linear_path, loss_plane
 from onebasin.matching.alignment import Alignment, align
 from onebasin.matching.canonical_form import CanonicalForm, canonical
+from onebasin.matching.imitation import Imitation
 from onebasin.matching.lineage import Provenance, provenance
 from onebasin.matching.merging import merge
 from onebasin.matching.methods import ActivationMatching, Exchange, Sinkhorn, StraightThrough, WeightMatching
@@ -43,6 +44,7 @@ __all__ = [
     "CanonicalForm",
     "Exchange",
     "Group",
+    "Imitation",
     "LinearPath",
     "Midpoint",
     "Objective",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, Unpack
 
 import torch
@@ -17,14 +17,17 @@ from torch import nn
 
 from onebasin.landscape.batches import find_example
 from onebasin.landscape.paths import Evaluate, read_metrics
-from onebasin.matching.alignment import Alignment, AlignOptions, align
+from onebasin.matching.alignment import Alignment, AlignOptions, align, transform_model
 from onebasin.matching.canonical_form import canonical
+from onebasin.matching.imitation import Imitation, learn_to_imitate
 from onebasin.matching.methods import Method, MethodName
 from onebasin.matching.recommendation import AUTO
 from onebasin.matching.widening import is_narrower, widen
 from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.tensors.comparison import check_alike, check_finite
 from onebasin.tensors.interpolation import interpolate
+from onebasin.tensors.progress import Progress, show_progress
+from onebasin.tensors.seeding import seeded
 from onebasin.tensors.states import M, Model, State, read_state
 
 
@@ -63,6 +66,7 @@ def port(
     method: MethodName | Literal["auto"] | Method = AUTO,
     scale: float | Sequence[float] = 1.0,
     evaluate: Evaluate | None = None,
+    imitation: Imitation | None = None,
     init: Permutation | Transform | MethodName | Method | None = None,
     seed: int = 0,
     **options: Unpack[AlignOptions],
@@ -80,6 +84,7 @@ def port(
         scale: what the change is multiplied by; several are tried if `evaluate` is given.
         evaluate: from a network to its loss, or to a dict of metrics with the key "loss", on held-out data; the scale with
             the lowest loss is taken.
+        imitation: after the alignment, learn its scales and bases further, so that the result does what the fine-tune does.
         init: see `onebasin.align`.
         seed: likewise.
         **options: likewise; with ``kinds="all"`` the result is in canonical form, see `onebasin.canonical`.
@@ -108,10 +113,10 @@ def port(
         fine_tuned, base = (widen(each, to, inputs) for each in (fine_tuned, base))  # type: ignore[arg-type]
     found = align(base, to, example_inputs, symmetry, method, init=init, seed=seed, **options)
     if found.matrices or options.get("kinds") == "all":
-        form = canonical(fine_tuned, inputs)  # type: ignore[arg-type]
-        moved = found.transform.apply(form.state)
-    else:
-        moved = (found.transform if found.scales else found.permutation).apply(fine_tuned)
+        fine_tuned, base = (canonical(each, inputs).model for each in (fine_tuned, base))  # type: ignore[type-var]
+    if imitation is not None:
+        found = _imitate(found, fine_tuned, base, imitation, options.get("progress", False), seed)
+    moved = (found.transform if found.scales or found.matrices else found.permutation).apply(fine_tuned)
     states = [read_state(found.target), read_state(moved), read_state(found.model)]
     buffers = _find_buffers(to)
     added = {each: _add(states, each, buffers) for each in scales}
@@ -122,6 +127,24 @@ def port(
         losses = {each: read_metrics(evaluate(_as_model(to, state)))["loss"] for each, state in added.items()}
     best = min(losses, key=lambda each: losses[each])
     return Ported(_as_model(to, added[best]), found, best, losses)
+
+
+def _imitate(
+    found: Alignment[M], tuned: Any, base: Any, options: Imitation, progress: bool | Progress, seed: int
+) -> Alignment[M]:
+    """The alignment with scales and bases that are learned for the port."""
+    if not isinstance(tuned, nn.Module) or not isinstance(found.target, nn.Module):
+        raise TypeError("an imitation calls the networks: give modules")
+    with show_progress(progress) as show, seeded(seed, read_state(base).device):
+        learned = learn_to_imitate(found.transform, tuned, read_state(base), found.target, options, show)
+    note = f"Scales and bases were learned further in {options.steps} steps, by what the fine-tune does."
+    return replace(
+        found,
+        model=transform_model(base, learned),
+        scales=learned.logarithms,
+        matrices=learned.matrices,
+        notes=(*found.notes, note),
+    )
 
 
 def _check_scales(scale: float | Sequence[float], evaluate: Evaluate | None, to: Model) -> list[float]:
