@@ -22,7 +22,7 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
         "onebasin": [
             *("align", "Alignment", "merge", "Objective", "WeightDistance", "Midpoint", "RandomPoint", "RebasinNet"),
             *("synthetic_data", "synthetic_images", "synthetic_text", "canonical", "CanonicalForm"),
-            *("widen", "port", "Ported", "provenance", "Provenance"),
+            *("widen", "port", "Ported", "Imitation", "provenance", "Provenance"),
         ],
     },
     "Methods and their options": {

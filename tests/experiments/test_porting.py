@@ -54,5 +54,5 @@ def test_the_share_of_the_gain(tmp_path, capsys):
     ]
     draw(records, tmp_path)
     page = capsys.readouterr().out
-    assert f"| vit | {METHODS['wm-all']} | 0.400 | 0.50 | 0.50 | 0.500 | 1 |" in page
+    assert f"| vit | {METHODS['wm-all']} | 0.400 | 0.50 | 0.50 |  |  | 0.500 |  | 1 |" in page
     assert (tmp_path / "porting-transformers.md").is_file()

@@ -161,7 +161,8 @@ class AlignmentOptions:
         def move(value: Any) -> Any:
             return value.to(self.device) if isinstance(value, torch.Tensor) else value
 
-        return {"example_inputs": tree_map(move, models.architecture.example_inputs), "kinds": kinds, "untie": untie}
+        inputs = tree_map(move, models.architecture.example_inputs)
+        return {"example_inputs": inputs, "kinds": kinds, **({"untie": True} if untie else {})}
 
 
 def check_untie(untie: bool, kinds: Kinds) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-BASE = 4 * 10**8
-"""What a process holds before it reads a tensor: Python and PyTorch, as measured."""
+_BASE = 4 * 10**8 if torch.version.cuda is None else 65 * 10**7
+"""What a process holds before it reads a tensor: Python and PyTorch, as measured for builds without and with CUDA."""
 _DEVICE_BASE = 6 * 10**8
-"""What PyTorch and its libraries take of a GPU for each process."""
+"""What PyTorch and its libraries take of a GPU for each process, and about as much of the host's memory."""
 
 
 def available_memory(device: torch.device) -> int | None:
@@ -73,23 +73,32 @@ class MemoryEstimate:
     results: int = 0
     device: int = 0
 
+    @property
+    def in_worker(self) -> int:
+        """All that a worker holds on its host."""
+        return self.worker + _BASE + (_DEVICE_BASE if self.device else 0)
+
+    @property
+    def in_driver(self) -> int:
+        """All that the process that gives out work holds."""
+        return self.driver + self.results + _BASE
+
     def describe(self, workers: int, is_remote: bool) -> str:
         """In a sentence."""
         on_device = f", and {in_gb(self.device + _DEVICE_BASE)} of a GPU" if self.device else ""
         if not is_remote:
             return f"this process will hold about {in_gb(self.total(workers, is_remote))}{on_device}"
-        each, own = in_gb(self.worker + BASE), in_gb(self.driver + self.results + BASE)
+        each, own = in_gb(self.in_worker), in_gb(self.in_driver)
         who = f"each of {workers} workers" if workers > 1 else "the worker"
         return f"{who} will hold about {each}{on_device}, and this process {own}"
 
     def total(self, workers: int, is_remote: bool) -> int:
         """Of all processes of a machine; `is_remote` if workers are processes of their own."""
-        own = self.driver + self.results + BASE
-        return own + (workers * (self.worker + BASE) if is_remote else self.worker)
+        return self.in_driver + (workers * self.in_worker if is_remote else self.in_worker - _BASE)
 
     def fit_workers(self, available: int) -> int:
         """How many workers there is room for beside this process."""
-        return max(0, (available - self.driver - self.results - BASE) // (self.worker + BASE))
+        return max(0, (available - self.in_driver) // self.in_worker)
 
 
 def check_host(need: MemoryEstimate, workers: int, is_remote: bool, limit: int | None) -> None:

@@ -17,7 +17,7 @@ import torch
 from onebasin.engines.broadcasting import Broadcasts
 from onebasin.engines.clock import recording, spent_on
 from onebasin.engines.engine import Answer, Engine
-from onebasin.engines.memory_limits import BASE, MemoryEstimate, in_gb
+from onebasin.engines.memory_limits import MemoryEstimate, in_gb
 from onebasin.engines.packing import check_portable, pack, unpack
 from onebasin.engines.worker import prepare, read_answer, run_task
 from onebasin.tensors.states import State
@@ -96,7 +96,7 @@ class RayEngine(Engine):
         super().check_memory(need)
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         for what, name, wanted in (
-            ("memory for a worker", "memory", need.worker + BASE),
+            ("memory for a worker", "memory", need.in_worker),
             ("room in its object store for results", "object_store_memory", need.results),
         ):
             largest = int(max((node.get(name, 0) for node in nodes), default=0))
@@ -104,7 +104,7 @@ class RayEngine(Engine):
                 raise ValueError(
                     f"{in_gb(wanted)} of {what} are needed, and no machine of the cluster has more than {in_gb(largest)}"
                 )
-        self._options["memory"] = need.worker + BASE
+        self._options["memory"] = need.in_worker
 
     @contextlib.contextmanager
     def broadcast(self, *values: Any) -> Iterator[None]:

@@ -80,15 +80,17 @@ def learn_to_imitate(
         options: how to learn.
         progress: called with how far it is.
     """
-    student, teacher = (copy_model(each).requires_grad_(False) for each in (new, tuned))
+    dtype = torch.promote_types(read_state_dict(new).dtype, torch.float32)
+    student, teacher = (copy_model(each).requires_grad_(False).to(dtype) for each in (new, tuned))
     state = read_state_dict(student)
-    net = RebasinNet(base.load(), start.symmetry, init=start).to(state.device)
+    before = {key: value.to(dtype) if value.is_floating_point() else value for key, value in base.load().items()}
+    net = RebasinNet(before, start.symmetry, init=start).to(state.device)
     learned = [*net.logarithms, *net.generators]
     if not learned:
-        raise ValueError('an imitation learns scales and changes of basis: ask for kinds="positive" or kinds="all"')
-    plans = {name: plan.to(state.device) for name, plan in plans_of(start.permutation, state.dtype).items()}
-    ends = [read_state_dict(teacher), base.load()]
-    parameters = {key for key, _ in student.named_parameters(remove_duplicate=False)}
+        return start
+    plans = {name: plan.to(state.device) for name, plan in plans_of(start.permutation, dtype).items()}
+    ends = [read_state_dict(teacher), before]
+    parameters = [key for key, _ in student.named_parameters()]  # the first of those that are tied
     optimizer = torch.optim.Adam(learned, lr=options.lr)
     batches = islice(chain.from_iterable(repeat(check_data(options.data))), options.steps)
     for number, batch in enumerate(batches):
@@ -97,8 +99,8 @@ def learn_to_imitate(
         inputs, _ = split_batch(batch)
         with torch.no_grad():
             wanted = call_model(teacher, inputs)
-        after, before = (net(end, plans) for end in ends)
-        moved = {key: value + after[key] - before[key] if key in parameters else value for key, value in state.items()}
+        more, less = (net(end, plans) for end in ends)
+        moved = {key: state[key] + more[key] - less[key] for key in parameters}
         optimizer.zero_grad()
         options.distance(call_model(student, inputs, moved), wanted).backward()
         optimizer.step()

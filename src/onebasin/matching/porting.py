@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Literal, Unpack
+from typing import Any, Generic, Literal, Unpack, cast
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ from onebasin.tensors.interpolation import interpolate
 from onebasin.tensors.progress import Progress, show_progress
 from onebasin.tensors.seeding import seeded
 from onebasin.tensors.states import M, Model, State, read_state
+from onebasin.tracing import Kinds
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,8 @@ def port(
     check_finite({"the fine-tuned model": read_state(fine_tuned)})
     inputs = find_example(example_inputs, options.get("data"))
     are_modules = all(isinstance(model, nn.Module) for model in (fine_tuned, base, to))
+    if imitation is not None:
+        _check_imitation(are_modules, symmetry, options.get("kinds", "permutation"))
     if are_modules and inputs is not None and is_narrower(base, to):  # type: ignore[arg-type]
         fine_tuned, base = (widen(each, to, inputs) for each in (fine_tuned, base))  # type: ignore[arg-type]
     found = align(base, to, example_inputs, symmetry, method, init=init, seed=seed, **options)
@@ -129,14 +132,19 @@ def port(
     return Ported(_as_model(to, added[best]), found, best, losses)
 
 
+def _check_imitation(are_modules: bool, symmetry: Symmetry | None, kinds: Kinds) -> None:
+    if not are_modules:
+        raise TypeError("an imitation calls the networks: give modules")
+    if kinds == "permutation" if symmetry is None else not (symmetry.scales or symmetry.bases):
+        raise ValueError('an imitation learns scales and changes of basis: ask for kinds="positive" or kinds="all"')
+
+
 def _imitate(
     found: Alignment[M], tuned: Any, base: Any, options: Imitation, progress: bool | Progress, seed: int
 ) -> Alignment[M]:
     """The alignment with scales and bases that are learned for the port."""
-    if not isinstance(tuned, nn.Module) or not isinstance(found.target, nn.Module):
-        raise TypeError("an imitation calls the networks: give modules")
     with show_progress(progress) as show, seeded(seed, read_state(base).device):
-        learned = learn_to_imitate(found.transform, tuned, read_state(base), found.target, options, show)
+        learned = learn_to_imitate(found.transform, tuned, read_state(base), cast(nn.Module, found.target), options, show)
     note = f"Scales and bases were learned further in {options.steps} steps, by what the fine-tune does."
     return replace(
         found,

@@ -109,6 +109,55 @@ def test_a_lora_follows_changes_of_basis_and_gains(onebasin, folder, rotated):
     assert (add(new, given)(inputs) - expected).abs().max() > 0.1
 
 
+def test_a_model_follows_changes_of_basis_and_imitates_further(onebasin, folder, rotated):
+    old, new, inputs = rotated
+    tuned = add(old, load_file(folder / "lora.safetensors"))
+    torch.save(tuned.state_dict(), folder / "tuned.pt")
+    command = ("port", "tuned.pt", "--base", "old.pt", "--to", "new.pt", "-o", "o.pt", *TRANSFORMER)
+    ran = onebasin(*command)
+    assert ran.code == 0, ran.err
+    new.load_state_dict(load(folder / "o.pt"))
+    torch.testing.assert_close(new(inputs), tuned(inputs), rtol=1e-3, atol=1e-3)
+    ran = onebasin(*command, "--imitate", "cli_networks:sequences", "--force", "--json")
+    assert ran.code == 0, ran.err
+    assert any("learned further in 200 steps" in note for note in ran.record["notes"])
+    new.load_state_dict(load(folder / "o.pt"))
+    torch.testing.assert_close(new(inputs), tuned(inputs), rtol=1e-2, atol=1e-2)
+
+
+def test_an_imitation_without_scales_or_of_a_lora_is_refused(onebasin, folder, rotated, fine):
+    ran = onebasin("port", "f.pt", "--base", "a.safetensors", "--to", "b.pt", "-o", "o.pt", *MLP, "--imitate", "written")
+    assert ran.code == 2
+    assert "--symmetry" in ran.err
+    command = ("port", "lora.safetensors", "--base", "old.pt", "--to", "new.pt", "-o", "o.safetensors", *TRANSFORMER)
+    ran = onebasin(*command, "--imitate", "written")
+    assert ran.code == 3
+    assert "merge it into its base" in ran.err
+    assert not list(folder.glob("o.*"))
+
+
+def test_a_language_model_imitates_what_its_fine_tune_writes(onebasin, folder):
+    for seed, name in enumerate(("old", "new", "tuned")):
+        write_llama(folder / name, seed)
+    ran = onebasin(
+        "port",
+        "tuned",
+        "--base",
+        "old",
+        "--to",
+        "new",
+        "-o",
+        "o",
+        "--symmetry",
+        "positive",
+        "--imitate",
+        "written",
+        "--json",
+    )
+    assert ran.code == 0, ran.err
+    assert any("learned further" in note for note in ran.record["notes"])
+
+
 def test_a_lora_that_cannot_follow_is_refused(onebasin, folder, rotated):
     old, _, _ = rotated
     command = ("port", "lora.safetensors", "--base", "old.pt", "--to", "new.pt", "-o", "o.safetensors", *TRANSFORMER)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from torch import nn
 
 import onebasin as ob
 from onebasin.checkpoints import write_checkpoint
@@ -17,6 +18,11 @@ from onebasin.cli.console import Output
 from onebasin.cli.run_record import record_run
 from onebasin.landscape.evaluation import mean_loss
 from onebasin.matching.recommendation import AUTO
+from onebasin.tensors.progress import Progress
+
+WRITTEN = "written"
+"""The word for texts that the fine-tune writes."""
+_NUM_TEXTS, _NUM_TOKENS, _BATCH = 640, 128, 32
 
 
 def port(
@@ -32,6 +38,16 @@ def port(
             "--scale",
             metavar="NUMBER",
             help="What the change is multiplied by, 1 if not given. Repeat to choose the best on --data.",
+        ),
+    ] = None,
+    imitate: Annotated[
+        str | None,
+        typer.Option(
+            "--imitate",
+            metavar="INPUTS",
+            help="Then learn scales and bases further, so that OUT does what FINE_TUNED does: on written (text that "
+            "FINE_TUNED, a language model, writes itself) or on the inputs of package.module:function. With --symmetry "
+            "positive or all.",
         ),
     ] = None,
     architecture: options.Architecture = None,
@@ -60,6 +76,9 @@ def port(
     output, scales = Output(json), scale or [1.0]
     if len(scales) > 1 and data is None:
         raise typer.BadParameter("the best of several is chosen on --data", param_hint="--scale")
+    if imitate is not None and kinds == "permutation":
+        raise typer.BadParameter("scales and bases are learned: give --symmetry positive or all", param_hint="--imitate")
+    imitated = None if imitate == WRITTEN else inputs.read_data(imitate, "train")
     alignment = inputs.read_alignment_options(
         method=method, objective=objective, data=data, loss=loss, settings=settings, device=device, seed=seed
     )
@@ -67,6 +86,8 @@ def port(
     is_lora = is_adapter(files[2])
     if is_lora and scales != [1.0]:
         raise ValueError(f"{fine_tuned} is a LoRA: its scale is set where it is loaded")
+    if is_lora and imitate is not None:
+        raise ValueError(f"{fine_tuned} is a LoRA: to imitate it, merge it into its base and port that")
     sources = [*files, *inputs.list_input_files([architecture], [architecture, data, loss])]
     like = files[2] if is_lora else files[0]
     card = outputs.place_card(out, like)
@@ -91,7 +112,7 @@ def port(
         roles = [(fine_tuned, "the fine-tune"), (base, "its base"), (to, "the new base")]
         made = record.make_card(out, text, roles, {"scale": ", ".join(f"{each:g}" for each in scales)})
     beside = outputs.write_card(made)
-    with output.progress() as progress, inputs.explain_data_errors(alignment.data):
+    with output.progress() as progress, inputs.explain_data_errors(alignment.data if imitated is None else imitated):
         new, old, *further = alignment.load(models, run=kinds != "permutation" or len(scales) > 1)
         arguments = {"progress": progress, **alignment.symmetry_of(models, kinds), **alignment.arguments}
         if is_lora:
@@ -102,7 +123,12 @@ def port(
             move_lora(carriers, fine_tuned).write(out, force, progress, beside)
         else:
             evaluate = mean_loss(inputs.read_loss(loss), inputs.read_data(data, "test")) if len(scales) > 1 else None
-            ported = ob.port(further[0], base=old, to=new, scale=scales, evaluate=evaluate, **arguments)
+            if imitate == WRITTEN:
+                imitated = ob.synthetic_text(
+                    further, _NUM_TOKENS, _NUM_TEXTS // _BATCH, _BATCH, seed=seed, progress=progress
+                )
+            imitation = None if imitated is None else ob.Imitation(imitated)
+            ported = ob.port(further[0], base=old, to=new, scale=scales, evaluate=evaluate, imitation=imitation, **arguments)
             found, chosen, losses = ported.alignment, ported.scale, ported.losses
             fixed = models.checkpoints[0]
             write_checkpoint(out, outputs.cast_like(fixed, ported.model), fixed, force, progress, beside)
@@ -121,3 +147,9 @@ def port(
         "losses": {str(each): value for each, value in losses.items()},
         "notes": [*models.notes, *left_out, *notes],
     })  # fmt: skip
+
+
+def _write_text(model: nn.Module, seed: int, progress: Progress) -> list[Any]:
+    longest = getattr(getattr(model, "config", None), "max_position_embeddings", _NUM_TOKENS)
+    length = min(_NUM_TOKENS, longest)
+    return ob.synthetic_text([model], length, _NUM_TEXTS // _BATCH, _BATCH, seed=seed, progress=progress)
