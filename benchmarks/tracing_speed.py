@@ -1,10 +1,11 @@
-"""How long a language model of ordinary size takes: GPT-2 small with its check, a Llama of a billion parameters without.
+"""How long tracing takes: GPT-2 small with its check, a Llama of a billion parameters, networks of many small operations.
 
 python -m benchmarks.tracing_speed
 """
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import time
 import warnings
@@ -12,7 +13,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
+from torch import nn
 
+import onebasin as ob
 from onebasin.cli.torchvision_operators import declare_missing_operators
 from onebasin.programs.calls import read_calls
 from onebasin.symmetries.verification import verify_programs
@@ -49,6 +52,24 @@ def main() -> None:
     symmetry, programs = timed("  traced", lambda: trace_calls(gpt, calls))
     error = timed("  verified", lambda: verify_programs(symmetry, programs, read_state(gpt)))
     print(f"  {symmetry.summary()}; relative error {error:.0e}")
+    trace_many_operations()
+
+
+def trace_many_operations() -> None:
+    """Networks that take long for their size; GhostNet where timm is installed."""
+    from torchvision import models
+
+    makers: dict[str, Callable[[], nn.Module]] = {
+        "ShuffleNet v2": models.shufflenet_v2_x1_0, "Swin v2 T": models.swin_v2_t, "MViT v1 B": models.video.mvit_v1_b,
+    }  # fmt: skip
+    with contextlib.suppress(ImportError):
+        import timm
+
+        makers["GhostNet"] = lambda: timm.create_model("ghostnet_100")
+    for name, make in makers.items():
+        model = make().eval()
+        inputs = torch.rand(1, 3, 16, 224, 224) if name.startswith("MViT") else torch.rand(1, 3, 64, 64)
+        timed(f"{name}, traced", lambda model=model, inputs=inputs: ob.symmetry(model, inputs, verify=False))
 
 
 if __name__ == "__main__":

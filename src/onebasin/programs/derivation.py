@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -123,6 +124,8 @@ def _is_index(value: Any) -> bool:
     return is_exact(value) and value.dtype != torch.bool
 
 
+_NUM_DRAWN = 65_537
+"""A prime."""
 Kind = tuple[bool, int]
 """Whether a tensor holds integers, and how many axes it has."""
 Sizes = dict[tuple[Kind | None, int, int], int]
@@ -155,9 +158,12 @@ def _resize(call: Call, sizes: Sizes, limits: Limits) -> Call:
     def convert(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
+        kind, own = _kind(leaf), list(enumerate(leaf.shape))
+        shape = [sizes.get((kind, axis, extent), sizes.get((None, axis, extent), extent)) for axis, extent in own]
+        if _holds_numbers(leaf):
+            return _draw_numbers(shape, generator).to(leaf)
         resized = leaf
-        for axis, extent in enumerate(leaf.shape):
-            size = sizes.get((_kind(leaf), axis, extent), sizes.get((None, axis, extent), extent))
+        for (axis, extent), size in zip(own, shape, strict=True):
             if size != extent:
                 resized = resized.index_select(axis, torch.arange(size, device=leaf.device) % extent)
         return _draw(resized, limits.get(id(leaf)), generator)
@@ -167,23 +173,42 @@ def _resize(call: Call, sizes: Sizes, limits: Limits) -> Call:
 
 def _draw(value: Any, limit: int | None, generator: torch.Generator) -> Any:
     """Normal numbers, valid indices, or zeros and ones for a mask, whose first column stays: some of it must be left."""
-    if not isinstance(value, Tensor) or value.is_meta or value.layout != torch.strided or not value.numel():
+    if not _can_draw(value):
         return value
+    if _holds_numbers(value):
+        return _draw_numbers(value.shape, generator).to(value)
     if value.is_complex():
         return torch.randn(value.shape, generator=generator, dtype=torch.complex64).to(value)
     low, high = (min(0, int(value.min())), int(value.max())) if _is_index(value) else (0, 1)
     low, high = (low, high) if limit is None else (0, limit - 1)
-    is_mask = _is_mask(value) and limit is None
-    if value.is_floating_point() and not is_mask:
-        return torch.randn(value.shape, generator=generator).to(value)
+    is_mask = limit is None and _is_mask(value)
     if high <= low:
         return value
     drawn = torch.randint(low, high + 1, value.shape, generator=generator).to(value)
     return torch.cat([value[..., :1], drawn[..., 1:]], -1) if is_mask and value.dim() else drawn
 
 
+def _draw_numbers(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Normal numbers; large tensors repeat some, at a distance that no axis has, since drawing all would take longer."""
+    size = math.prod(shape)
+    drawn = torch.randn(min(size, _NUM_DRAWN), generator=generator)
+    return drawn.repeat(-(-size // _NUM_DRAWN))[:size].view(*shape) if size > _NUM_DRAWN else drawn.view(*shape)
+
+
+def _can_draw(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.is_meta and value.layout == torch.strided and value.numel() > 0
+
+
+def _holds_numbers(value: Any) -> bool:
+    """Whether a tensor holds real numbers, which are drawn whatever they are."""
+    return _can_draw(value) and value.is_floating_point() and not _is_mask(value)
+
+
 def _is_mask(value: Tensor) -> bool:
+    """Whether it holds zeros and ones, and both of them if they are no integers."""
     if value.dtype == torch.bool:
         return True
-    has_two = bool(((value == 0) | (value == 1)).all())
-    return has_two and (not value.is_floating_point() or bool(value.min() != value.max()))
+    first = value[(0,) * value.dim()]  # what decides in most cases, without a look at all of it
+    if not ((first == 0) | (first == 1)) or not bool(((value == 0) | (value == 1)).all()):
+        return False
+    return not value.is_floating_point() or bool(value.min() != value.max())

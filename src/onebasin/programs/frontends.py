@@ -170,9 +170,9 @@ def read_training_program(model: nn.Module, call: Call, program: Program) -> Pro
         try:
             found = record(model, candidate, training=True)
         except NotRecordable as error:
-            if failure is not None and not isinstance(error, ModuleFails) and str(error) == str(failure):
-                break  # an operation that cannot be recorded, whatever the sizes
             failure = failure or error
+            if not isinstance(error, ModuleFails):
+                break  # an operation that cannot be recorded, whatever the sizes
             continue
         disable_dropout(found.graph)
         return None if _list_operations(found) == _list_operations(program) else replace(found)
