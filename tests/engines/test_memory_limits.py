@@ -13,8 +13,8 @@ from onebasin.engines.memory_limits import (
 
 
 def test_sizes_are_read():
-    assert read_bytes("1.5 gb") == 1.5e9
-    for text in ("", "8 apples", "-1GB", "0", "1.2.3"):
+    assert read_bytes("1.5 gb") == read_bytes("1.5e+9") == 1.5e9
+    for text in ("", "8 apples", "-1GB", "0", "1.2.3", "1e400"):
         with pytest.raises(ValueError, match="write 8GB"):
             read_bytes(text)
 

@@ -105,3 +105,17 @@ def test_models_are_left_as_they_are():
 def test_bad_input_is_refused(models, options, message):
     with pytest.raises(ValueError, match=message):
         ob.synthetic_text(models, **{"length": 4, **options})
+
+
+def test_a_text_that_is_longer_than_the_model_takes_is_refused():
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.places, self.head = nn.Embedding(7, 4), nn.Embedding(6, 4), nn.Linear(4, 7)
+
+        def forward(self, tokens):
+            return self.head(self.embed(tokens) + self.places(torch.arange(tokens.shape[1])))
+
+    assert ob.synthetic_text([Positions()], 6, num_batches=1, batch_size=2)[0][0].shape == (2, 6)
+    with pytest.raises(ValueError, match="cannot be called with 9 tokens"):
+        ob.synthetic_text([Positions()], 9)

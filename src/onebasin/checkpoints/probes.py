@@ -87,7 +87,7 @@ class _Prober:
         for name in ("token_type_ids", "position_ids"):
             call, trial = self._add_input(call, name, trial)
         ranges, places = dict(trial.ranges), _find_input(call, "position_ids")
-        num_positions = max(trial.num_positions, _read_num_positions(self.model))
+        num_positions = max(trial.num_positions, read_num_positions(self.model))
         if places is not None:
             num_positions = max(num_positions, ranges.pop(places, 0))
         length = self._find_length(call, ranges, num_positions or _USUAL_LENGTH)
@@ -199,7 +199,7 @@ def _fill(call: Call, values: dict[int, Tensor], length: int) -> Call:
     return Call(*tree_map(replace, (call.args, call.kwargs)))
 
 
-def _read_num_positions(model: nn.Module) -> int:
+def read_num_positions(model: nn.Module) -> int:
     """How many positions a Hugging Face model says it has; 0 if it does not."""
     found = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     return found if isinstance(found, int) and found > 0 else 0

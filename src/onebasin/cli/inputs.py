@@ -79,13 +79,13 @@ def read_models(
     return models
 
 
-def read_data(name: str | None, split: Literal["train", "test"]) -> Any:
-    """Batches by name: the embedded digits, or what a function of the user returns."""
+def read_data(name: str | None, split: Literal["train", "test"], option: str = "--data") -> Any:
+    """Batches by name, the value of an option: the embedded digits, or what a function of the user returns."""
     if name is None:
         return None
     if name == "digits":
         return check_data(digits(split))
-    function = _import_function(name, "--data")
+    function = _import_function(name, option)
     try:
         data = function()
     except (Exception, SystemExit) as error:

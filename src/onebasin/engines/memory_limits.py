@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,12 +48,12 @@ def read_bytes(text: str) -> int:
     >>> read_bytes("8GB"), read_bytes("500 MB"), read_bytes("1.5e9")
     (8000000000, 500000000, 1500000000)
     """
-    found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([KMGT]?)B?\s*", text, re.IGNORECASE)
+    found = re.fullmatch(r"\s*([0-9.]+(?:e[+]?[0-9]+)?)\s*([KMGT]?)B?\s*", text, re.IGNORECASE)
     try:
         number = float(found[1]) if found else 0.0
     except ValueError:
         number = 0.0
-    if found is None or not number > 0:
+    if found is None or not 0 < number < math.inf:
         raise ValueError(f"cannot read {text!r} as an amount of memory: write 8GB, 500MB or the like")
     return int(number * _UNITS[found[2].upper()])
 
@@ -80,8 +81,8 @@ class MemoryEstimate:
 
     @property
     def in_driver(self) -> int:
-        """All that the process that gives out work holds."""
-        return self.driver + self.results + _BASE
+        """All that the process that gives out work holds; it asks a GPU what is free there."""
+        return self.driver + self.results + _BASE + (_DEVICE_BASE // 2 if self.device else 0)
 
     def describe(self, workers: int, is_remote: bool) -> str:
         """In a sentence."""
@@ -94,7 +95,7 @@ class MemoryEstimate:
 
     def total(self, workers: int, is_remote: bool) -> int:
         """Of all processes of a machine; `is_remote` if workers are processes of their own."""
-        return self.in_driver + (workers * self.in_worker if is_remote else self.in_worker - _BASE)
+        return self.in_driver + workers * self.in_worker if is_remote else self.driver + self.results + self.in_worker
 
     def fit_workers(self, available: int) -> int:
         """How many workers there is room for beside this process."""
@@ -138,9 +139,9 @@ def check_device(need: MemoryEstimate, workers: int, available: int) -> None:
     if workers * each > available:
         room = available // each
         advice = f"take {room} worker{'s' if room > 1 else ''} for each GPU" if room else "take --device cpu"
+        who = f"{workers} worker{'s' if workers > 1 else ''}"
         raise ValueError(
-            f"{workers} workers on one GPU will hold about {in_gb(workers * each)} of it, and {in_gb(available)} are free: "
-            f"{advice}"
+            f"{who} on one GPU will hold about {in_gb(workers * each)} of it, and {in_gb(available)} are free: {advice}"
         )
 
 

@@ -17,13 +17,14 @@ from torch import nn
 
 from onebasin.landscape.batches import find_example
 from onebasin.landscape.paths import Evaluate, read_metrics
-from onebasin.matching.alignment import Alignment, AlignOptions, align, transform_model
-from onebasin.matching.canonical_form import canonical
+from onebasin.matching.alignment import WIDENED, Alignment, AlignOptions, align, transform_model
+from onebasin.matching.canonical_form import canonicalise
 from onebasin.matching.imitation import Imitation, learn_to_imitate
 from onebasin.matching.methods import Method, MethodName
 from onebasin.matching.recommendation import AUTO
 from onebasin.matching.widening import is_narrower, widen
 from onebasin.symmetries import Permutation, Symmetry, Transform
+from onebasin.symmetries.multiplication import check_fixed
 from onebasin.tensors.comparison import check_alike, check_finite
 from onebasin.tensors.interpolation import interpolate
 from onebasin.tensors.progress import Progress, show_progress
@@ -108,17 +109,26 @@ def port(
     scales = _check_scales(scale, evaluate, to)
     check_alike(read_state(fine_tuned), read_state(base), "the fine-tuned model", "its base")
     check_finite({"the fine-tuned model": read_state(fine_tuned)})
-    inputs = find_example(example_inputs, options.get("data"))
+    inputs, kinds, notes = (
+        find_example(example_inputs, options.get("data")),
+        options.get("kinds", "permutation"),
+        list[str](),
+    )
     are_modules = all(isinstance(model, nn.Module) for model in (fine_tuned, base, to))
-    if imitation is not None:
-        _check_imitation(are_modules, symmetry, options.get("kinds", "permutation"))
     if are_modules and inputs is not None and is_narrower(base, to):  # type: ignore[arg-type]
         fine_tuned, base = (widen(each, to, inputs) for each in (fine_tuned, base))  # type: ignore[arg-type]
-    found = align(base, to, example_inputs, symmetry, method, init=init, seed=seed, **options)
-    if found.matrices or options.get("kinds") == "all":
-        fine_tuned, base = (canonical(each, inputs).model for each in (fine_tuned, base))  # type: ignore[type-var]
+        notes += [WIDENED]
     if imitation is not None:
-        found = _imitate(found, fine_tuned, base, imitation, options.get("progress", False), seed)
+        _check_imitation(imitation, fine_tuned, to, symmetry, kinds, scales, options.get("groups"))
+    if kinds == "all" and symmetry is None:  # all three together: what stays in one of them stands in the way for all
+        (fine_tuned, base, to), symmetry, changed = canonicalise([fine_tuned, base, to], inputs, options.get("data"))
+        notes += changed
+    if symmetry is not None and symmetry.bases:
+        check_fixed(symmetry, read_state(fine_tuned))
+    found = align(base, to, example_inputs, symmetry, method, init=init, seed=seed, **options)
+    found = replace(found, notes=(*notes, *found.notes))
+    if imitation is not None and (found.scales or found.matrices):
+        found = _imitate(found, fine_tuned, base, imitation, options.get("progress", False), seed, scales[0])
     moved = (found.transform if found.scales or found.matrices else found.permutation).apply(fine_tuned)
     states = [read_state(found.target), read_state(moved), read_state(found.model)]
     buffers = _find_buffers(to)
@@ -132,20 +142,28 @@ def port(
     return Ported(_as_model(to, added[best]), found, best, losses)
 
 
-def _check_imitation(are_modules: bool, symmetry: Symmetry | None, kinds: Kinds) -> None:
-    if not are_modules:
+def _check_imitation(
+    imitation: Imitation, tuned: Any, to: Any, symmetry: Symmetry | None, kinds: Kinds, scales: list[float], groups: Any
+) -> None:
+    if not isinstance(imitation, Imitation):
+        raise TypeError(f"imitation must be an Imitation, got {type(imitation).__name__}")
+    if not isinstance(tuned, nn.Module) or not isinstance(to, nn.Module):
         raise TypeError("an imitation calls the networks: give modules")
     if kinds == "permutation" if symmetry is None else not (symmetry.scales or symmetry.bases):
         raise ValueError('an imitation learns scales and changes of basis: ask for kinds="positive" or kinds="all"')
+    if len(scales) > 1 or groups is not None:
+        raise ValueError("an imitation learns all groups for one scale: leave out groups= and further scales")
+    imitation.check(tuned, to)
 
 
 def _imitate(
-    found: Alignment[M], tuned: Any, base: Any, options: Imitation, progress: bool | Progress, seed: int
+    found: Alignment[M], tuned: Any, base: Any, options: Imitation, progress: bool | Progress, seed: int, scale: float
 ) -> Alignment[M]:
     """The alignment with scales and bases that are learned for the port."""
-    with show_progress(progress) as show, seeded(seed, read_state(base).device):
-        learned = learn_to_imitate(found.transform, tuned, read_state(base), cast(nn.Module, found.target), options, show)
-    note = f"Scales and bases were learned further in {options.steps} steps, by what the fine-tune does."
+    target = cast(nn.Module, found.target)
+    with show_progress(progress) as show, seeded(seed, read_state(target).device):
+        learned = learn_to_imitate(found.transform, tuned, read_state(base), target, options, show, scale)
+    note = f"Scales and bases were learned further in {options.steps} steps of imitation; the cost is that before them."
     return replace(
         found,
         model=transform_model(base, learned),

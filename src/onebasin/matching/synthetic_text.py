@@ -74,6 +74,11 @@ def synthetic_text(
     if len(sizes) > 1:
         raise ValueError(f"the models have vocabularies of different sizes: {', '.join(map(str, sorted(sizes)))}")
     (vocabulary,) = sizes
+    for model in copies:
+        try:
+            _score(model, torch.zeros(1, length, dtype=torch.long, device=device))
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise ValueError(f"a model cannot be called with {length} tokens: {error}") from error
     if start is not None and not 0 <= start < vocabulary:
         raise ValueError(f"start must be a token from 0 to {vocabulary - 1}, got {start}")
     blocks = [_BLOCK if _is_causal(model, vocabulary, length, device) else 1 for model in copies]

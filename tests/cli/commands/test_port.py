@@ -120,7 +120,8 @@ def test_a_model_follows_changes_of_basis_and_imitates_further(onebasin, folder,
     torch.testing.assert_close(new(inputs), tuned(inputs), rtol=1e-3, atol=1e-3)
     ran = onebasin(*command, "--imitate", "cli_networks:sequences", "--force", "--json")
     assert ran.code == 0, ran.err
-    assert any("learned further in 200 steps" in note for note in ran.record["notes"])
+    assert any("in 200 steps of imitation" in note for note in ran.record["notes"])
+    assert ran.record["imitate"] == "cli_networks:sequences"
     new.load_state_dict(load(folder / "o.pt"))
     torch.testing.assert_close(new(inputs), tuned(inputs), rtol=1e-2, atol=1e-2)
 
@@ -133,6 +134,9 @@ def test_an_imitation_without_scales_or_of_a_lora_is_refused(onebasin, folder, r
     ran = onebasin(*command, "--imitate", "written")
     assert ran.code == 3
     assert "merge it into its base" in ran.err
+    ran = onebasin(*command, "--imitate", "text")
+    assert ran.code == 3
+    assert "--imitate (or written)" in ran.err
     assert not list(folder.glob("o.*"))
 
 

@@ -13,6 +13,7 @@ from onebasin.checkpoints import write_checkpoint
 from onebasin.checkpoints.adapter_porting import find_folds
 from onebasin.checkpoints.adapters import is_adapter
 from onebasin.checkpoints.moving import move_lora
+from onebasin.checkpoints.probes import read_num_positions
 from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
 from onebasin.cli.run_record import record_run
@@ -45,9 +46,9 @@ def port(
         typer.Option(
             "--imitate",
             metavar="INPUTS",
-            help="Then learn scales and bases further, so that OUT does what FINE_TUNED does: on written (text that "
-            "FINE_TUNED, a language model, writes itself) or on the inputs of package.module:function. With --symmetry "
-            "positive or all.",
+            help="Learn the scales and bases of the alignment further, so that OUT does what FINE_TUNED does: on the text "
+            "that it writes itself, if it is a language model and this is the word written, or on the inputs of "
+            "package.module:function. With --symmetry positive or all.",
         ),
     ] = None,
     architecture: options.Architecture = None,
@@ -78,7 +79,7 @@ def port(
         raise typer.BadParameter("the best of several is chosen on --data", param_hint="--scale")
     if imitate is not None and kinds == "permutation":
         raise typer.BadParameter("scales and bases are learned: give --symmetry positive or all", param_hint="--imitate")
-    imitated = None if imitate == WRITTEN else inputs.read_data(imitate, "train")
+    imitated = None if imitate == WRITTEN else inputs.read_data(imitate, "train", f"--imitate (or {WRITTEN})")
     alignment = inputs.read_alignment_options(
         method=method, objective=objective, data=data, loss=loss, settings=settings, device=device, seed=seed
     )
@@ -88,7 +89,7 @@ def port(
         raise ValueError(f"{fine_tuned} is a LoRA: its scale is set where it is loaded")
     if is_lora and imitate is not None:
         raise ValueError(f"{fine_tuned} is a LoRA: to imitate it, merge it into its base and port that")
-    sources = [*files, *inputs.list_input_files([architecture], [architecture, data, loss])]
+    sources = [*files, *inputs.list_input_files([architecture], [architecture, data, loss, imitate])]
     like = files[2] if is_lora else files[0]
     card = outputs.place_card(out, like)
     outputs.check_outputs(out, like, [file for file in sources if file is not like], [card], force)
@@ -100,7 +101,7 @@ def port(
     outputs.show_inputs(output, [to, base, fine_tuned][: len(known)], models)
     summary: dict[str, Any] = {
         "command": "port", "fine_tuned": fine_tuned, "base": base, "to": to, "out": out, "kinds": kinds,
-        "kind": "lora" if is_lora else "model",
+        "kind": "lora" if is_lora else "model", "imitate": imitate,
     }  # fmt: skip
     if dry_run:
         outputs.finish_dry_run(output, {**summary, "notes": [*models.notes, *left_out]}, [out])
@@ -110,7 +111,12 @@ def port(
         record = record_run(output, [fine_tuned, base, to], [files[2], files[1], files[0]], seed)
         text = f"What {fine_tuned.name} has more than {base.name}, carried over to {to.name} by onebasin."
         roles = [(fine_tuned, "the fine-tune"), (base, "its base"), (to, "the new base")]
-        made = record.make_card(out, text, roles, {"scale": ", ".join(f"{each:g}" for each in scales)})
+        made = record.make_card(
+            out,
+            text,
+            roles,
+            {"scale": ", ".join(f"{each:g}" for each in scales), **({"imitate": imitate} if imitate else {})},
+        )
     beside = outputs.write_card(made)
     with output.progress() as progress, inputs.explain_data_errors(alignment.data if imitated is None else imitated):
         new, old, *further = alignment.load(models, run=kinds != "permutation" or len(scales) > 1)
@@ -124,9 +130,7 @@ def port(
         else:
             evaluate = mean_loss(inputs.read_loss(loss), inputs.read_data(data, "test")) if len(scales) > 1 else None
             if imitate == WRITTEN:
-                imitated = ob.synthetic_text(
-                    further, _NUM_TOKENS, _NUM_TEXTS // _BATCH, _BATCH, seed=seed, progress=progress
-                )
+                imitated = _write_text(further[0], seed, progress)
             imitation = None if imitated is None else ob.Imitation(imitated)
             ported = ob.port(further[0], base=old, to=new, scale=scales, evaluate=evaluate, imitation=imitation, **arguments)
             found, chosen, losses = ported.alignment, ported.scale, ported.losses
@@ -150,6 +154,5 @@ def port(
 
 
 def _write_text(model: nn.Module, seed: int, progress: Progress) -> list[Any]:
-    longest = getattr(getattr(model, "config", None), "max_position_embeddings", _NUM_TOKENS)
-    length = min(_NUM_TOKENS, longest)
+    length = min(_NUM_TOKENS, read_num_positions(model) or _NUM_TOKENS)
     return ob.synthetic_text([model], length, _NUM_TEXTS // _BATCH, _BATCH, seed=seed, progress=progress)
