@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-_TILE_BYTES = 1 << 19  # a tile should stay in the cache between its two gathers
-_THREAD_BYTES = 1 << 21  # to start a thread takes as long as to move this much
+_TILE_BYTES = 1 << 20  # a tile should stay in the cache between its two gathers
+_THREAD_BYTES = 1 << 24  # below, threads of ours gain nothing over those that PyTorch has for each gather
 _SHORT_RUN_BYTES = 128  # below, tiles are faster than one gather over a flattened view
 _MOVED_AS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 """Types that PyTorch does not gather, and others of the same size that it does."""
