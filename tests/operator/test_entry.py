@@ -6,6 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from onebasin.operator import sinkhorn
+from onebasin.relaxation.assignment import assign
 
 INF = float("inf")
 
@@ -213,9 +214,9 @@ def test_masks_that_empty_a_line_are_refused(gradient):
         ({"num_iters": 0}, "num_iters must be at least 1"),
         ({"tol": 0.0}, "tol must be positive"),
         ({"gradient": "exact"}, "gradient must be"),
-        ({"logits": torch.zeros(3, 4)}, r"\(\*batch, n, n\)"),
-        ({"logits": torch.zeros(3)}, r"\(\*batch, n, n\)"),
-        ({"logits": torch.zeros(2, 0, 0)}, "n >= 1"),
+        ({"logits": torch.zeros(4, 3)}, r"\(\*batch, m, n\)"),
+        ({"logits": torch.zeros(3)}, r"\(\*batch, m, n\)"),
+        ({"logits": torch.zeros(2, 0, 0)}, "1 <= m <= n"),
     ],
 )
 def test_bad_arguments_are_named(arguments, message):
@@ -228,3 +229,30 @@ def test_other_types_are_refused():
         sinkhorn(torch.zeros(3, 3, dtype=torch.int64))
     with pytest.raises(TypeError, match="list"):
         sinkhorn([[0.0]])  # pyright: ignore
+
+
+def test_fewer_rows_than_columns():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 3, 5, dtype=torch.float64, generator=generator).requires_grad_()
+    plan = sinkhorn(logits, num_iters=300)
+    assert torch.allclose(plan.sum(-1), torch.ones(2, 3, dtype=torch.float64))
+    assert (plan.sum(-2) <= 1 + 1e-9).all()
+    # The plan of the widened problem, whatever constants its further rows have.
+    wide = torch.cat([logits, torch.tensor([3.0, -2.0]).expand(2, 2).unsqueeze(-1).expand(2, 2, 5)], -2)
+    assert torch.allclose(plan, sinkhorn(wide, num_iters=300)[:, :3], atol=1e-12)
+    assert torch.autograd.gradcheck(lambda x: sinkhorn(x, 0.7, 300), (logits,), atol=1e-6)
+    sharp = sinkhorn(20 * logits.detach(), num_iters=500)
+    assert torch.equal(sharp.argmax(-1), assign(logits.detach()))
+
+
+def test_spare_columns_may_be_forbidden_but_no_row():
+    logits = torch.zeros(2, 4)
+    logits[:, 1] = -torch.inf
+    plan, info = sinkhorn(logits, num_iters=100, return_info=True)
+    assert (plan[:, 1] == 0).all()
+    assert info.marginal_error < 1e-5
+    logits[0] = -torch.inf
+    with pytest.raises(ValueError, match="the first is row"):
+        sinkhorn(logits)
+    with pytest.raises(ValueError, match="exchange rows and columns"):
+        sinkhorn(torch.zeros(4, 2))

@@ -74,7 +74,8 @@ def sinkhorn(
     the more rounds it takes.
 
     Args:
-        logits: (*batch, n, n) of any floating type. -inf forbids an entry.
+        logits: (*batch, m, n) of any floating type, m <= n. -inf forbids an entry. With fewer rows than columns, rows sum
+            to one and columns to at most one: m rows choose among n columns, as in `onebasin.assign`.
         tau: Temperature. Small is sharp.
         num_iters: The number of rounds; the largest number if ``tol`` is given.
         tol: Stop a problem once its column sums differ from one by at most this. Checked every fourth round.
@@ -105,6 +106,16 @@ def sinkhorn(
     _check_arguments(logits, tau, num_iters, tol, gradient)
     if solver_steps < 1:
         raise ValueError(f"solver_steps must be at least 1, but is {solver_steps}.")
+    num_rows, size = logits.shape[-2:]
+    if num_rows < size:  # further rows take what is left of the columns; a constant in a row does not change its plan
+        given, logits = logits, torch.cat([logits, logits.new_zeros(*logits.shape[:-2], size - num_rows, size)], -2)
+        options = {"tau": tau, "num_iters": num_iters, "tol": tol, "gradient": gradient, "solver_steps": solver_steps}
+        try:
+            whole, info = sinkhorn(logits, check=check, return_info=True, **options)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise ValueError(_explain_failure(given.detach(), tau, has_spare_columns=True)) from error
+        plan = whole[..., :num_rows, :]
+        return (plan, info) if return_info else plan
     readable = _is_readable(logits)
     if gradient == "implicit":
         result, plan, column_sums, rounds = plan_implicitly(logits, float(tau), num_iters, tol, solver_steps)
@@ -125,8 +136,11 @@ def _check_arguments(logits: Tensor, tau: float, num_iters: int, tol: float | No
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
         kind = logits.dtype if isinstance(logits, Tensor) else type(logits).__name__
         raise TypeError(f"sinkhorn takes a floating tensor of logits, but got {kind}. Convert it with .float().")
-    if logits.ndim < 2 or logits.shape[-1] != logits.shape[-2] or logits.shape[-1] == 0:
-        raise ValueError(f"sinkhorn takes logits of shape (*batch, n, n) with n >= 1, but got {tuple(logits.shape)}.")
+    if logits.ndim < 2 or not 0 < logits.shape[-2] <= logits.shape[-1]:
+        raise ValueError(
+            f"sinkhorn takes logits of shape (*batch, m, n) with 1 <= m <= n, but got {tuple(logits.shape)}: "
+            "exchange rows and columns if there are more rows."
+        )
     if not (tau > 0 and math.isfinite(tau)):
         raise ValueError(f"tau must be positive and finite, but is {tau}. Small values make sharp plans.")
     if num_iters < 1:
@@ -144,8 +158,8 @@ def _is_readable(tensor: Tensor) -> bool:
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def _explain_failure(logits: Tensor, tau: float) -> str:
-    """Say why the logits have no plan."""
+def _explain_failure(logits: Tensor, tau: float, has_spare_columns: bool = False) -> str:
+    """Say why the logits have no plan. Spare columns may be forbidden."""
     for name, bad in (("NaN", logits.isnan()), ("+inf", logits.isposinf())):
         if bad.any():
             first = tuple(bad.nonzero()[0].tolist())
@@ -153,7 +167,7 @@ def _explain_failure(logits: Tensor, tau: float) -> str:
                 f"sinkhorn takes finite logits, or -inf to forbid an entry, but {int(bad.sum())} of"
                 f" {bad.numel()} are {name}, the first at {first}. Look at what made them."
             )
-    for name, dim in (("row", -1), ("column", -2)):
+    for name, dim in (("row", -1),) if has_spare_columns else (("row", -1), ("column", -2)):
         empty = logits.isneginf().all(dim)
         if empty.any():
             first = tuple(empty.nonzero()[0].tolist())
