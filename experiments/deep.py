@@ -10,6 +10,7 @@ data see synthetic images alone, made from the norms of the two networks or draw
 from __future__ import annotations
 
 import copy
+import functools
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,6 +38,8 @@ METHODS = {
     "l2+scales": "Sinkhorn L2, then scales",
     "synthetic": "activation matching on synthetic images (no data)",
     "synthetic+scales": "activation matching on synthetic images, then scales (no data)",
+    "mixed": "activation matching on drawn and synthetic images (no data)",
+    "mixed+scales": "activation matching on drawn and synthetic images, then scales on the synthetic ones (no data)",
     "drawn": "activation matching on drawn images (no data)",
     "drawn+scales": "activation matching on drawn images, then scales (no data)",
     "drawn-wm+scales": "weight matching, then scales on drawn images (no data)",
@@ -55,6 +58,8 @@ PUBLISHED = {
 CRITERION = nn.functional.cross_entropy
 OTHER_FORMS = ("rescale", "closed-form", "norms", "bias")
 PLAIN = ("vgg11", "vgg16")
+_FROM_NORMS = ("synthetic", "mixed")
+"""Methods that make images from the batch norms of the networks."""
 PAIRS = {"resnet20-short": ((0, 1), (2, 3), (4, 5))}
 """Seeds of the networks; of other recipes all pairs of three."""
 
@@ -66,7 +71,7 @@ def configs(quick: bool) -> list[dict[str, Any]]:
         for recipe in (("resnet20-short",) if quick else RECIPES)
         for pair in PAIRS.get(recipe, ((0, 1), (1, 2), (2, 0)))[: 1 if quick else 3]
         for method in (("naive", "am") if quick else METHODS)
-        if not method.startswith("synthetic") or recipe not in PLAIN
+        if not method.startswith(_FROM_NORMS) or recipe not in PLAIN
     ]
 
 
@@ -84,16 +89,20 @@ def measure_pair(config: dict[str, Any], target: nn.Module, source: nn.Module, d
     is_plain = not any(isinstance(module, nn.BatchNorm2d) for module in target.modules())
     has_scales = config["method"].endswith("+scales")
     begin = time.perf_counter()
-    is_free = config["method"].startswith(("synthetic", "drawn"))
-    if config["method"].startswith("synthetic"):
-        data = ob.synthetic_data([target, source], images.shape[1:], num_batches=16)
+    is_free = config["method"].startswith((*_FROM_NORMS, "drawn"))
+    if config["method"].startswith(_FROM_NORMS):
+        data, spent = _synthesise(config["recipe"], tuple(config["seeds"]), device)
+        begin = time.perf_counter() - spent
     elif is_free:
-        data = ob.synthetic_images([target, source], images.shape[1:], num_batches=40, batch_size=BATCH)
+        data = _draw_images(target, source, images.shape[1:])
+    matched_on = data
+    if config["method"].startswith("mixed"):
+        matched_on = [*data, *_draw_images(target, source, images.shape[1:])[: len(data)]]
     if has_scales:
         target, source, symmetry = with_scales(target, source, images[:2], [inputs for inputs, _ in data])
     else:
         symmetry = ob.symmetry(target, images[:2])
-    moved = _align(config, source, target, symmetry, data)
+    moved = _align(config, source, target, symmetry, data, matched_on)
     if device.startswith("cuda"):
         torch.cuda.synchronize()
     seconds = time.perf_counter() - begin
@@ -115,6 +124,20 @@ def measure_pair(config: dict[str, Any], target: nn.Module, source: nn.Module, d
     return result
 
 
+@functools.lru_cache(maxsize=1)
+def _synthesise(recipe: str, seeds: tuple[int, ...], device: str) -> tuple[list[tuple[Tensor, Tensor]], float]:
+    """Images made from the norms of a pair, which are the same for every method, and the seconds that it took."""
+    networks, begin = trained_networks(RECIPES[recipe], seeds, device), time.perf_counter()
+    made = ob.synthetic_data(networks, (3, 32, 32), num_batches=16)
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    return made, time.perf_counter() - begin
+
+
+def _draw_images(target: nn.Module, source: nn.Module, shape: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    return ob.synthetic_images([target, source], shape, num_batches=40, batch_size=BATCH)
+
+
 def with_scales(
     target: nn.Module, source: nn.Module, example: Tensor, batches: Sequence[Tensor]
 ) -> tuple[nn.Module, nn.Module, ob.Symmetry]:
@@ -127,8 +150,14 @@ def with_scales(
 
 
 def _align(
-    config: dict[str, Any], source: nn.Module, target: nn.Module, symmetry: ob.Symmetry, data: list[tuple[Tensor, Tensor]]
+    config: dict[str, Any],
+    source: nn.Module,
+    target: nn.Module,
+    symmetry: ob.Symmetry,
+    data: list[tuple[Tensor, Tensor]],
+    matched_on: list[tuple[Tensor, Tensor]],
 ) -> nn.Module:
+    """Match activations on some batches, then learn what follows on others."""
     first, _, then = config["method"].partition("+")
     if first == "naive":
         return source
@@ -139,6 +168,7 @@ def _align(
         "l2-plain": {"method": "sinkhorn", "polish": False},
         "am": {"method": ob.ActivationMatching(num_batches=20), "data": shuffled},
         "synthetic": {"method": ob.ActivationMatching(), "data": shuffled},
+        "mixed": {"method": ob.ActivationMatching(), "data": matched_on},
         "drawn": {"method": ob.ActivationMatching(num_batches=20), "data": shuffled},
         "drawn-wm": {"method": "weight-matching"},
         "drawn-l2": {"method": "sinkhorn"},
