@@ -106,7 +106,9 @@ def summary(records: list[Record]) -> str:
     made = [r for r in records if r["verdict"] != "not made"]
     num_wrong = sum(map(is_wrong, made))
     verdicts = _count(r["verdict"] for r in made)
-    lines = [f"- {num_wrong or 'None'} of {len(made)} architectures {'are' if num_wrong > 1 else 'is'} wrong: {verdicts}."]
+    lines = [
+        f"- {num_wrong or 'None'} of {len(made)} architectures {'were' if num_wrong > 1 else 'was'} found wrong: {verdicts}."
+    ]
     singles = [r["single"] for r in made if "single" in r]
     if singles:
         verdicts = _count(r["verdict"] for r in singles)
@@ -204,7 +206,7 @@ The columns:
   model outputs.
 - *right at other*: a random permutation of random weights leaves every output unchanged also at other values of the inputs,
   batch sizes and lengths (tokens, frames, pixels per side) than those of the example, computed by the module itself in
-  float64. Sizes that the module does not take are left out.
+  eval mode and float64. Sizes that the module does not take are left out.
 - *error*: the largest relative difference at those inputs.
 - *verdict*: `right` is an error below 1e-9. `WRONG` must not occur. `refused` is an error message of ours, `not finished`
   a process that was ended.

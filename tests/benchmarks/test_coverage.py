@@ -66,7 +66,7 @@ def test_a_process_that_hangs_is_ended():
 
 def test_pages(records):
     page = markdown(list(records.values()), "make coverage", "a machine", ["LSTM"])
-    assert "None of 4 architectures is wrong: 3 right, 1 not finished." in summary(list(records.values()))
+    assert "None of 4 architectures was found wrong: 3 right, 1 not finished." in summary(list(records.values()))
     assert "ended before these 1:\n\nLSTM." in page
     assert "| GRU cell |" in page
     assert "| fail |" not in page
@@ -74,13 +74,13 @@ def test_pages(records):
 
 
 def test_a_wrong_one_is_counted_first(records):
-    assert "1 of 1 architectures is wrong" in summary([{**records["MLP"], "verdict": "WRONG"}])
+    assert "1 of 1 architectures was found wrong" in summary([{**records["MLP"], "verdict": "WRONG"}])
 
 
 def test_wrong_scales_and_bases_are_counted_too(records):
     wrong = {**records["MLP"], "single": {"verdict": "right", "all": {"verdict": "WRONG"}}}
     assert is_bad(wrong)
-    assert "1 of 1 architectures is wrong" in summary([wrong])
+    assert "1 of 1 architectures was found wrong" in summary([wrong])
 
 
 def test_a_run_goes_on_where_it_was(records, tmp_path):
