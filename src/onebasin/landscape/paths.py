@@ -110,7 +110,7 @@ def linear_path(
         data: batches, each inputs or a pair (inputs, target); with it the statistics of batch norms are estimated anew at
             every point, both ends included.
         progress: show the points as they are done; or a function to call with what is done, how far, and how much there is.
-        repair: put the statistics of hidden units right at every point between the ends, in this form; see `repair`.
+        repair: correct the statistics of hidden units at every point between the ends, in this form; see `repair`.
         symmetry: of the models; needed by `repair`.
 
     Raises:

@@ -168,10 +168,10 @@ def align(
         groups: decide only the groups whose names match one of these (shell patterns); the others stay as they are.
         kinds: what to find besides permutations if no `symmetry` is given; see `onebasin.symmetry`. The positive scales of a
             symmetry are learned on the objective after the permutation.
-        untie: with ``kinds="all"``, give tied tensors of both models that a gain can be folded into only then tensors of
-            their own; see `onebasin.canonical`. The result is an untied module.
-        scaling: how; `Scaling()` if None. Of lazy states that are read tensor by tensor nothing is learned if None: scales
-            and bases are those of weight matching.
+        untie: with ``kinds="all"``, separate tied tensors in both models if a gain can be folded only after that; see
+            `onebasin.canonical`. The result is an untied module.
+        scaling: how scales and bases are learned; `Scaling()` if None. If None, nothing is learned of lazy states that are
+            read tensor by tensor: their scales and bases are those of weight matching.
         seed: for everything random, also for loaders that shuffle by PyTorch's global generator, which is left as it was.
             A loader with a generator of its own is read in its own order.
         restarts: further runs, each from a random permutation, until none can cost less; the best result is kept.

@@ -64,7 +64,7 @@ def merge(
         models: two or more modules, state dicts or lazy states; left untouched.
         example_inputs: to trace the symmetry with; not needed if `symmetry` is given.
         weights: of the models in the average; equal if None. They are scaled to sum to one.
-        repair: how to put the statistics of the merged model right: a form of `onebasin.repair` by its name, measured on
+        repair: how to correct the statistics of the merged model: a form of `onebasin.repair` by its name, measured on
             `data`; or batches of data for the form "repair"; or None to leave the merged model as it is. With
             ``kinds="positive"`` this form merges the normalised twins of networks without norms, see
             `onebasin.landscape.normalised_twin`, and folds the norms into the weights; callbacks are given the twins.
@@ -85,8 +85,8 @@ def merge(
             each model but the first.
         layer_weights: other weights in the average for tensors whose names fit a shell pattern, such as
             ``{"layers.0.*": [1, 0]}``. The first pattern that fits counts. The alignment itself uses `weights`.
-        untie: with ``kinds="all"``, give tied tensors that a gain can be folded into only then tensors of their own, in all
-            models; see `onebasin.canonical`. The result is an untied module.
+        untie: with ``kinds="all"``, separate tied tensors in all models if a gain can be folded only after that; see
+            `onebasin.canonical`. The result is an untied module.
         **options: passed to `onebasin.align`.
 
     Returns:

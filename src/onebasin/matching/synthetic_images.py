@@ -28,7 +28,7 @@ def synthetic_images(
     seed: int = 0,
     progress: bool | Progress = False,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Draw images, and let classifiers say how likely each class is.
+    """Draw images of random overlapping shapes, and let classifiers say how likely each class is.
 
     Unlike `onebasin.synthetic_data` this needs no batch norms: the images do not depend on the models. Together they have
     zero mean and unit deviation, as the inputs of most classifiers have.
@@ -38,7 +38,7 @@ def synthetic_images(
         shape: of one image, (channels, height, width).
         num_batches: how many batches to draw.
         batch_size: images in each.
-        num_leaves: in one image.
+        num_leaves: how many shapes one image has.
         seed: for everything random.
         progress: show a progress line; or a function to call with what is done, how far, and how much there is.
 

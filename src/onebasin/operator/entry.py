@@ -96,12 +96,11 @@ def sinkhorn(
         ValueError: A bad argument; with ``check``, NaN or +inf in the logits, or a row or column all -inf.
         TypeError: The logits are not a floating tensor.
 
-    Example:
-        >>> import torch
-        >>> import onebasin as ob
-        >>> ob.sinkhorn(torch.tensor([[2.0, 0.0], [0.0, 2.0]]))
-        tensor([[0.8808, 0.1192],
-                [0.1192, 0.8808]])
+    >>> import torch
+    >>> import onebasin as ob
+    >>> ob.sinkhorn(torch.tensor([[2.0, 0.0], [0.0, 2.0]]))
+    tensor([[0.8808, 0.1192],
+            [0.1192, 0.8808]])
     """
     _check_arguments(logits, tau, num_iters, tol, gradient)
     if solver_steps < 1:

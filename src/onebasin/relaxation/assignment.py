@@ -104,15 +104,14 @@ def assign(
             another shape.
         TypeError: The scores or the start are not a tensor of real numbers.
 
-    Example:
-        >>> import torch
-        >>> import onebasin as ob
-        >>> scores = torch.tensor([[3.0, 2.0], [3.0, 0.0]])
-        >>> columns, info = ob.assign(scores, return_info=True)
-        >>> columns, info.value.item(), info.bound.item()
-        (tensor([1, 0]), 5.0, 5.0)
-        >>> ob.assign(scores, start=info, return_info=True)[1].solved.item()
-        False
+    >>> import torch
+    >>> import onebasin as ob
+    >>> scores = torch.tensor([[3.0, 2.0], [3.0, 0.0]])
+    >>> columns, info = ob.assign(scores, return_info=True)
+    >>> columns, info.value.item(), info.bound.item()
+    (tensor([1, 0]), 5.0, 5.0)
+    >>> ob.assign(scores, start=info, return_info=True)[1].solved.item()
+    False
     """
     _check(scores)
     solution = assign_all([scores], [_check_start(start, scores)], wants_prices=return_info)[0]

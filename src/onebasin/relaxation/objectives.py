@@ -127,7 +127,7 @@ def each_tied_once(keys: Iterable[str], symmetry: Symmetry) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class WeightDistance(Objective):
-    """How far the parameters are apart; needs no data (eq. rebasinl2 of the paper).
+    """How far the parameters are apart; needs no data (eq. 7 of the paper).
 
     Attributes:
         kind: "l2", the sum of squared differences; "l1"; "inner", minus the inner product, which orders hard permutations as
@@ -242,7 +242,7 @@ def _between(start: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Midpoint(_OnTheLine):
-    """The loss at the midpoint between the two networks (eq. mid of the paper).
+    """The loss at the midpoint between the two networks (eq. 8 of the paper).
 
     Attributes:
         loss: ``loss(output, target)``.
@@ -271,7 +271,7 @@ class Midpoint(_OnTheLine):
 
 @dataclass(frozen=True)
 class RandomPoint(_OnTheLine):
-    """The loss at a random point between the two networks, drawn anew at each step (eq. rand of the paper).
+    """The loss at a random point between the two networks, drawn again at each step (eq. 9 of the paper).
 
     It has the attributes of `Midpoint`, and two more.
 

@@ -23,7 +23,7 @@ SOLVER_STEPS = 10
 
 
 class RebasinNet(nn.Module):
-    """A network whose only parameters are the logits of the plans (eq. sinkhorn-rebasing of the paper).
+    """A network whose only parameters are the logits of the plans (eq. 6 of the paper).
 
     Beside them it has, if the symmetry has scales or changes of basis, the logarithms of the scales and the generators of
     the matrices: units that were permuted are multiplied by the scales and mixed by the matrices. Signs stay as they start.

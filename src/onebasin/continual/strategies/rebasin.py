@@ -27,9 +27,9 @@ class RebasinStrategy(Strategy):
 
     For each task but the first, it minimises over plans P and a residual delta together, on the task and the memory,
 
-        C((theta + pi_P(theta)) / 2 + delta) + beta |delta|^2    (eq. clcost)
+        C((theta + pi_P(theta)) / 2 + delta) + beta |delta|^2    (eq. 10)
 
-    Then it hardens the plans and fuses the two networks (eq. clrebasin_newmodel). The first task is trained as usual. The
+    Then it hardens the plans and fuses the two networks (eq. 12). The first task is trained as usual. The
     weight decay of `optimizer` is beta.
 
     Args:
