@@ -239,11 +239,14 @@ def train_side_by_side(recipe: Recipe, seeds: Sequence[int], images: Tensor, lab
     return [run.model.to(memory_format=torch.contiguous_format).eval() for run in runs]
 
 
-def trained_networks(recipe: Recipe, seeds: Sequence[int], device: str) -> list[nn.Module]:
-    """`train_side_by_side`, or what an earlier call with the same arguments has stored under ``experiments-output``."""
+def trained_networks(recipe: Recipe, seeds: Sequence[int], device: str, run: int = 1) -> list[nn.Module]:
+    """`train_side_by_side`, or what an earlier call with the same arguments has stored under ``experiments-output``.
+
+    Training on a GPU is not deterministic: the networks of another `run` are others, of the same seeds too.
+    """
     paths = []
     for seed in seeds:
-        described = identify({**asdict(recipe), "seed": seed})
+        described = identify({**asdict(recipe), "seed": seed, **({"run": run} if run > 1 else {})})
         paths.append(Path("experiments-output/anchors", f"{hashlib.sha256(described.encode()).hexdigest()[:16]}.pt"))
     missing = [(seed, path) for seed, path in zip(seeds, paths, strict=True) if not path.is_file()]
     if missing:

@@ -69,6 +69,13 @@ def run(config: dict[str, Any], device: str) -> dict[str, Any]:
     return {"seconds": seconds, "ends": [measure(m, *test) for m in models], "merged": measure(merged, *test)}
 
 
+def _place(record: dict[str, Any]) -> tuple[Any, ...]:
+    """Where a record belongs in the table."""
+    config = record["config"]
+    matching = list(MATCHINGS).index(config["matching"])
+    return list(NETWORKS).index(config["recipe"]), len(config["seeds"]), matching, config["seeds"]
+
+
 def _verdicts(records: list[dict[str, Any]]) -> list[str]:
     """The best reference for each network, number of networks and matching, by the mean over the orders."""
     found: dict[tuple[str, int, str], dict[str, list[float]]] = {}
@@ -96,6 +103,7 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
         "| network | merged | ends | matching | " + " | ".join(REFERENCES.values()) + " |",
         "|---" * (4 + len(REFERENCES)) + "|",
     ]
+    records = sorted(records, key=_place)
     rows = dict.fromkeys((r["config"]["recipe"], len(r["config"]["seeds"]), r["config"]["matching"]) for r in records)
     for recipe, count, matching in rows:
         same = [
