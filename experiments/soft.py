@@ -3,6 +3,7 @@
 A soft permutation mixes the units of a network, and a descent on the loss at the midpoint trains that mixture. The result
 is no longer a midpoint of the two networks, but it is a network that fits the data. Both candidates start from activation
 matching, take the same number of steps on the same augmented images, and have their statistics estimated on the same ones.
+The cosines between the weights of the result and those of its parents say how much it has of each.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ METHODS = {
     "soft": "soft midpoint",
     "fine-tuned 0.0001": "midpoint, fine-tuned, Adam 1e-4",
     "fine-tuned 0.001": "midpoint, fine-tuned, Adam 1e-3",
+    "fine-tuned 0.003": "midpoint, fine-tuned, Adam 3e-3",
+    "fine-tuned 0.01": "midpoint, fine-tuned, Adam 1e-2",
 }
 
 
@@ -57,7 +60,20 @@ def run(config: dict[str, Any], device: str) -> dict[str, Any]:
         _fine_tune(merged, batches, float(rate))
     seconds = time.perf_counter() - begin
     merged.load_state_dict(ob.reset_batch_norm(merged, [augment(x) for x, _ in data[:20]]))
-    return {"seconds": seconds, "merged": measure(merged.eval(), *load_images("test", device))}
+    test = load_images("test", device)
+    return {
+        "seconds": seconds,
+        "merged": measure(merged.eval(), *test),
+        "ends": [measure(parent, *test) for parent in (target, source)],
+        "cosines": [_cosine(merged, parent) for parent in (target, found.model)],
+    }
+
+
+def _cosine(first: nn.Module, second: nn.Module) -> float:
+    """Of the angle between the weights of two networks, the mean over their convolutions."""
+    pairs = zip(first.modules(), second.modules(), strict=True)
+    weights = [(a.weight.flatten(), b.weight.flatten()) for a, b in pairs if isinstance(a, nn.Conv2d)]
+    return float(torch.stack([torch.cosine_similarity(a, b, 0) for a, b in weights]).mean())
 
 
 def _train_soft(target: nn.Module, found: ob.Alignment, batches: Any) -> Any:
@@ -87,8 +103,8 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
     lines = [
         "# The soft midpoint as a merge",
         "",
-        "| network | method | steps | test accuracy | each pair | seconds |",
-        "|---" * 6 + "|",
+        "| network | method | steps | test accuracy | each pair | cosine to the target, to the aligned source | seconds |",
+        "|---" * 7 + "|",
     ]
     for method, label in METHODS.items():
         found = [r for r in records if r["config"]["method"] == method]
@@ -98,7 +114,13 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
             config = found[0]["config"]
             each = ", ".join(f"{value:.2f}" for value in values)
             mean = sum(values) / len(values)
-            lines.append(f"| {config['recipe']} | {label} | {config['steps']} | {mean:.2f} | {each} | {seconds:.0f} |")
+            near = [r["result"]["cosines"] for r in found if "cosines" in r["result"]]
+            cosines = ", ".join(f"{sum(side) / len(side):.2f}" for side in zip(*near, strict=True))
+            cells = [config["recipe"], label, str(config["steps"]), f"{mean:.2f}", each, cosines, f"{seconds:.0f}"]
+            lines.append(f"| {' | '.join(cells)} |")
+    ends = [100 * end["accuracy"] for r in records if "ends" in r["result"] for end in r["result"]["ends"]]
+    if ends:
+        lines += ["", f"The networks themselves: {sum(ends) / len(ends):.2f}."]
     machines = sorted({f"{r['machine']}, torch {r['torch']}, commit {r['commit']}" for r in records})
     lines += ["", f"{len(records)} trials; {'; '.join(machines)}."]
     folder.mkdir(parents=True, exist_ok=True)
