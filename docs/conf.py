@@ -19,7 +19,7 @@ from sphinx.application import Sphinx
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
 
-from docs.make_api import SECTIONS, find_hidden_bases  # noqa: E402 - the line above lets it be found
+from docs.make_api import INTERNAL, SECTIONS, find_hidden_bases  # noqa: E402 - the line above lets it be found
 from docs.make_notebooks import PAGES, REPOSITORY, write_notebooks  # noqa: E402
 
 NAVIGATION = {
@@ -124,7 +124,9 @@ def _describe(module: str, name: str) -> str:
         hidden = find_hidden_bases(thing)
         others = ", ".join(base.__name__ for base in thing.__mro__[1:] if base not in hidden)
         inherited = f"   :inherited-members: {others}\n" if hidden else ""
-        directive = f".. autoclass:: {module}.{name}\n   :members:\n{inherited}"
+        internal = ", ".join(sorted(member.partition(".")[2] for member in INTERNAL if member.startswith(f"{name}.")))
+        excluded = f"   :exclude-members: {internal}\n" if internal else ""
+        directive = f".. autoclass:: {module}.{name}\n   :members:\n{inherited}{excluded}"
     return f"# {name}\n\n```{{eval-rst}}\n{directive}```\n"
 
 

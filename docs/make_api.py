@@ -60,6 +60,11 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
 }
 INHERITING = ("Symmetry", "LazyState")
 """Classes that have members for users from bases without a page."""
+INTERNAL = {
+    *("Symmetry.rounding", "Symmetry.change", "Symmetry.row_keys", "Symmetry.warn_of_unreached"),
+    *("WeightDistance.sums", "RebasinNet.unstack", "LazyState.lazily"),
+}
+"""Members that other modules of the library call, and that it does not promise to users."""
 _HEADING = re.compile(r"(Args|Attributes|Returns|Raises|Warns|Yields):")
 _WIDTH = 100
 
@@ -96,7 +101,8 @@ def _entry(name: str, thing: Any) -> list[str]:
         for owner in (thing, *find_hidden_bases(thing)):
             described |= {member: value for member, value in vars(owner).items() if member not in described}
         for member, value in described.items():
-            if not member.startswith("_") and _is_documented(value) and not _is_inherited(thing, member):
+            is_promised = not member.startswith("_") and f"{name}.{member}" not in INTERNAL
+            if is_promised and _is_documented(value) and not _is_inherited(thing, member):
                 lines += _member(f"{name}.{member}", value)
     return lines
 
