@@ -149,8 +149,6 @@ def make_strategy(config: dict[str, Any], variant: Variant, seeds: list[int], de
         options["optimizer"] = continual.sgd(lr or 0.1, momentum=momentum, weight_decay=decay or 0.0)
         given = {"symmetry": symmetry} if name == "clewi" else {}
         return STRATEGIES[name](model.to(device), **given, **options)
-    if "settle" in options:  # its name in the records, by which a trial is known
-        options["share_after_fusion"] = options.pop("settle")
     delta = {"lr": 0.05 if lr is None else lr, "weight_decay": 0.1 if decay is None else decay, "momentum": momentum}
     options["optimizer"] = continual.sgd(**delta)
     options["plan_optimizer"] = continual.adam(plan_lr or 0.1)

@@ -95,7 +95,7 @@ def _extend(base: Variant, variants: list[Variant]) -> list[Variant]:
     return [{**base, **variant} for variant in variants]
 
 
-# Clip, weight decay and weighting of the residual: the authors' first. The same for re-basin and for delta alone.
+# Clip, weight decay and weighting of the residual: the authors' first. The same for re-basin and for the residual alone.
 _MNIST_RESIDUALS = [
     {"clip": clip, "decay": decay, "weighting": weighting}
     for clip, decay, weighting in (
@@ -131,7 +131,7 @@ def _start_at(starts: list[Variant], variants: list[Variant]) -> list[Variant]:
     return [{**variant, **start} for variant, start in itertools.product(variants, starts)]
 
 
-_MNIST_SETTLED = _start_at(
+_MNIST_LATE = _start_at(
     _STARTS,
     [
         {"recall": recall, "clip": clip, "decay": 0.01, "weighting": "equal"}
@@ -148,10 +148,10 @@ _CIFAR_STABLE = grid(lr=[0.05, 0.15, 0.45], gamma=[0.7, 0.85, 0.95], dropout=[0.
 TUNED: dict[str, list[tuple[str, str, list[Variant]]]] = {
     "mnist": [
         ("re-basin", "rebasin", _extend({**_MNIST, "noise": 0.1}, _MNIST_RESIDUALS)),
-        ("delta alone", "rebasin", _extend({**_MNIST, "groups": []}, _MNIST_RESIDUALS)),
-        ("re-basin, answers kept", "rebasin", _extend({**_MNIST, "noise": 0.1}, _MNIST_RECALLS)),
-        ("re-basin, settled, answers kept", "rebasin", _extend({**_MNIST, "settle": 0.5}, _MNIST_SETTLED)),
-        ("delta alone, answers kept", "rebasin", _extend({**_MNIST, "groups": []}, _MNIST_RECALLS)),
+        ("residual alone", "rebasin", _extend({**_MNIST, "groups": []}, _MNIST_RESIDUALS)),
+        ("re-basin, stored outputs", "rebasin", _extend({**_MNIST, "noise": 0.1}, _MNIST_RECALLS)),
+        ("re-basin, stored outputs, late steps", "rebasin", _extend({**_MNIST, "share_after_fusion": 0.5}, _MNIST_LATE)),
+        ("residual alone, stored outputs", "rebasin", _extend({**_MNIST, "groups": []}, _MNIST_RECALLS)),
         ("replay", "replay", _extend(_MNIST, grid(lr=[0.01, 0.03, 0.1], weighting=["pooled", "equal"]))),
         ("DER++", "derpp", _extend(_MNIST, grid(lr=[0.003, 0.01, 0.03, 0.1], alpha=[0.1, 0.25, 0.5, 1.0, 2.0]))),
         ("A-GEM", "agem", _extend(_MNIST, grid(lr=[0.003, 0.01, 0.03, 0.1, 0.3, 1.0], replay_size=[256]))),
@@ -164,14 +164,14 @@ TUNED: dict[str, list[tuple[str, str, list[Variant]]]] = {
     ],
     "cifar": [
         ("re-basin", "rebasin", _extend(_CIFAR, _start_at(_STARTS, _CIFAR_RESIDUALS))),
-        ("delta alone", "rebasin", _extend({**_CIFAR, "groups": []}, _CIFAR_RESIDUALS)),
-        ("re-basin, answers kept", "rebasin", _extend(_CIFAR, _start_at(_STARTS, _CIFAR_RECALLS))),
+        ("residual alone", "rebasin", _extend({**_CIFAR, "groups": []}, _CIFAR_RESIDUALS)),
+        ("re-basin, stored outputs", "rebasin", _extend(_CIFAR, _start_at(_STARTS, _CIFAR_RECALLS))),
         (
-            "re-basin, settled, answers kept",
+            "re-basin, stored outputs, late steps",
             "rebasin",
-            _extend({**_CIFAR, "settle": 0.5}, _start_at(_STARTS, _CIFAR_RECALLS[:2])),
+            _extend({**_CIFAR, "share_after_fusion": 0.5}, _start_at(_STARTS, _CIFAR_RECALLS[:2])),
         ),
-        ("delta alone, answers kept", "rebasin", _extend({**_CIFAR, "groups": []}, _CIFAR_RECALLS)),
+        ("residual alone, stored outputs", "rebasin", _extend({**_CIFAR, "groups": []}, _CIFAR_RECALLS)),
         (
             "replay",
             "replay",
@@ -210,10 +210,14 @@ TUNED: dict[str, list[tuple[str, str, list[Variant]]]] = {
 }
 # Fronts: what trades accuracy for forgetting. The same grids with the permutation, without it, and with scales.
 _MNIST_FRONT = grid(
-    recall=[0.25, 0.5, 1.0], clip=[3e-3, None], decay=[0.001, 0.01], settle=[0.25, 0.5, 0.75], weighting=["equal"]
+    recall=[0.25, 0.5, 1.0],
+    clip=[3e-3, None],
+    decay=[0.001, 0.01],
+    share_after_fusion=[0.25, 0.5, 0.75],
+    weighting=["equal"],
 )
 _CIFAR_FRONT = grid(
-    recall=[0.1, 0.5, 1.0], lr=[0.01, 0.03, 0.1], decay=[1e-4], clip=[None], settle=[0.0, 0.5], replay_size=[50],
+    recall=[0.1, 0.5, 1.0], lr=[0.01, 0.03, 0.1], decay=[1e-4], clip=[None], share_after_fusion=[0.0, 0.5], replay_size=[50],
     weighting=["equal"],
 )  # fmt: skip
 _SHARP: list[Variant] = [{"mass": 0.9}, {"mass": 0.99}]
@@ -249,10 +253,10 @@ FRONTS: dict[str, list[tuple[str, str, list[Variant], str]]] = {
 # Rows that are tuned for two hidden layers too.
 _DEEPER = (
     "re-basin",
-    "delta alone",
-    "re-basin, answers kept",
-    "re-basin, settled, answers kept",
-    "delta alone, answers kept",
+    "residual alone",
+    "re-basin, stored outputs",
+    "re-basin, stored outputs, late steps",
+    "residual alone, stored outputs",
     "replay",
     "DER++",
 )
@@ -321,7 +325,7 @@ def _cost_trials(benchmark: str) -> list[Trial]:
         ("rebasin", "rebasin", {}),
         ("rebasin, gradient to rounding", "rebasin", {"solver_steps": 200}),
         ("rebasin, 5 rounds, 5 solver steps", "rebasin", {"num_iters": 5, "solver_steps": 5}),
-        ("rebasin, delta alone", "rebasin", {"groups": []}),
+        ("rebasin, residual alone", "rebasin", {"groups": []}),
         *((name, name, {}) for name in ("finetune", "derpp", "agem")),
     ]
     trials = [

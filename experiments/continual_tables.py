@@ -25,17 +25,11 @@ PAIRS = [
     ("rebasin", "as the authors", "no permutation"),
     ("rebasin", "all permuted", "as the authors"),
     ("seeds", "as the authors", "no permutation"),
-    ("tuned", "re-basin", "delta alone"),
-    ("tuned", "re-basin, answers kept", "delta alone, answers kept"),
-    ("tuned", "re-basin, settled, answers kept", "delta alone, answers kept"),
-    ("tuned", "re-basin, settled, answers kept", "DER++"),
+    ("tuned", "re-basin", "residual alone"),
+    ("tuned", "re-basin, stored outputs", "residual alone, stored outputs"),
+    ("tuned", "re-basin, stored outputs, late steps", "residual alone, stored outputs"),
+    ("tuned", "re-basin, stored outputs, late steps", "DER++"),
 ]
-_WORDS = {
-    "settled, answers kept": "stored outputs, late steps",
-    "answers kept": "stored outputs",
-    "delta alone": "residual alone",
-}
-"""What the rows of the records are called in tables and pictures."""
 MIN_SEEDS = 5
 """With fewer pairs a difference is not tested."""
 _ABOUT_TESTS = (
@@ -178,7 +172,7 @@ def _difference_table(records: list[dict[str, Any]], benchmark: str, title: str)
             header = ["", *(f"after {place} tasks" for place in places)]
             hidden = f", {layers} hidden" if benchmark == "mnist" else ""
             found = [compare(rows[with_it], rows[without], place) for place in places]
-            lines.append([f"{stage}: {_name(with_it)} - {_name(without)}{hidden}", *map(str, found)])
+            lines.append([f"{stage}: {with_it} - {without}{hidden}", *map(str, found)])
     return [f"## {title}: differences in accuracy", markdown(header, lines)] if lines else []
 
 
@@ -189,7 +183,7 @@ def _table(rows: dict[str, dict[int, Run]], benchmark: str) -> str:
     for row, found in rows.items():
         accuracy, forgetting, drop = scores(found.values())
         moved = [share for run in found.values() for share in run["moved"]]
-        cells = [_name(row), f"{accuracy.mean():.2f} ± {_deviation(accuracy):.2f}"]
+        cells = [row, f"{accuracy.mean():.2f} ± {_deviation(accuracy):.2f}"]
         cells += [f"{forgetting.mean():.3f} ± {_deviation(forgetting):.3f}", f"{drop.mean():.3f}"]
         cells += [f"{100 * float(np.mean(moved)):.0f} %" if moved else "", str(len(found))]
         cells.append("" if reference is None or row == reference else str(compare(found, rows[reference])))
@@ -255,7 +249,7 @@ def _tuning_table(records: list[dict[str, Any]], benchmark: str, title: str) -> 
                 if run["variant"] == record["result"]["runs"][0]["variant"]:
                     edges = find_edges(run["variant"], config["variants"])
                     chosen = f"yes, at an edge of {', '.join(edges)}" if edges else "yes"
-                lines.append([_name(config["row"]), f"`{json.dumps(own)}`", *numbers, chosen])
+                lines.append([config["row"], f"`{json.dumps(own)}`", *numbers, chosen])
     header = ["", "setting", "accuracy %", "forgetting", "chosen"]
     return [f"## {title}: grids on validation data", markdown(header, lines)] if lines else []
 
@@ -280,7 +274,7 @@ def _cost_table(records: list[dict[str, Any]], benchmark: str, title: str) -> li
         return []
     lines = []
     for row, found in costs.items():
-        cells = [_name(row)]
+        cells = [row]
         for capture in (True, False):
             if capture in found and capture in costs["replay"]:
                 now, other = found[capture]["milliseconds"], costs["replay"][capture]["milliseconds"]
@@ -297,12 +291,6 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _name(row: str) -> str:
-    for word, other in _WORDS.items():
-        row = row.replace(word, other)
-    return row
 
 
 def _deviation(values: np.ndarray) -> float:
@@ -339,7 +327,7 @@ def _draw_curves(records: list[dict[str, Any]], folder: Path) -> None:
             means = np.array([[100 * np.mean(line) for line in run["rows"]] for run in found.values()])
             steps, middle, spread = np.arange(1, means.shape[1] + 1), means.mean(0), means.std(0)
             color, style = COLORS[number % len(COLORS)], "-" if number < len(COLORS) else "--"
-            ax.plot(steps, middle, style, color=color, label=_name(row), linewidth=2 if row == "re-basin" else 1.2)
+            ax.plot(steps, middle, style, color=color, label=row, linewidth=2 if row == "re-basin" else 1.2)
             ax.fill_between(steps, middle - spread, middle + spread, color=color, alpha=0.15, linewidth=0)
         ax.set(xlabel="tasks learned", ylabel="mean accuracy of the tasks so far, %", title=title)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -48,13 +48,13 @@ def test_settings_are_the_papers():
 
 
 def test_trials_have_the_names_of_the_records():
-    """A trial is known by its whole configuration, so an option keeps its name there when the library renames it."""
+    """A trial is known by its whole configuration: an option that is renamed is renamed in the records too."""
     records = read_records(RESULTS / "continual.jsonl")
     known = {identify(record["config"]) for record in records}
     trials = [trial for trial in list_trials(quick=False) if trial["benchmark"] == "mnist"]
-    settled = [trial for trial in trials if "settled" in trial["row"]]
-    assert [identify(trial) in known for trial in settled] == [True] * 2
-    for trial in settled:
+    late = [trial for trial in trials if "late steps" in trial["row"]]
+    assert [identify(trial) in known for trial in late] == [True] * 2
+    for trial in late:
         strategy = continual.make_strategy(trial, trial["variants"][0], [0], "cpu")
         assert isinstance(strategy, RebasinStrategy)
         assert strategy.share_after_fusion == 0.5
