@@ -21,6 +21,8 @@ PAPER = {
     "mid": {"Pol1": 0.07, "Pol3": 0.17, "MNIST": 0.00, "CIFAR-10": 0.05},
     "rnd": {"Pol1": 0.03, "Pol3": 0.03, "MNIST": 0.01, "CIFAR-10": 0.06},
 }
+COMPARED = ("naive", "wm", "ste", "l2", "mid", "rnd")
+"""Methods that stand beside those that ran on the first pairs alone."""
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
@@ -54,49 +56,57 @@ def draw_all(records: list[dict[str, Any]], folder: Path) -> None:
     for task in TASKS:
         width = TASKS[task].widths[1]
         if cells.cell(task, width, "naive"):
-            tables.append(_column(cells, task, width))
+            tables += _columns(cells, task, width)
     tables += [_strip(cells, task) for task in ("MNIST", "CIFAR-10") if cells.cell(task, 512, "naive")]
     write_markdown(folder / "table2.md", "Table 2: linear mode connectivity", tables, records)
     _draw_curves(cells, folder)
 
 
-def _column(cells: Cells, task: str, width: int) -> Table:
-    naive = {split: cells.values(task, width, "naive", split, "barrier") for split in ("train", "test")}
+def _columns(cells: Cells, task: str, width: int) -> list[Table]:
+    """A table of the methods that have all pairs; for those that have the first ones alone, one beside ours on the same."""
+    found = {method: len(cells.values(task, width, method, "train", "barrier")) for method in METHODS}
+    counts = sorted({count for count in found.values() if count}, reverse=True)
+    return [
+        _column(cells, task, width, count, [m for m, n in found.items() if n == count or (n > count and m in COMPARED)])
+        for count in counts
+    ]
+
+
+def _column(cells: Cells, task: str, width: int, count: int, methods: Sequence[str]) -> Table:
+    """Some methods on the first pairs."""
+    naive = {split: cells.values(task, width, "naive", split, "barrier")[:count] for split in ("train", "test")}
     rows = []
-    for method, label in METHODS.items():
-        if not cells.cell(task, width, method):
-            continue
-        row = [label]
+    for method in methods:
+        row = [METHODS[method]]
         for split in ("train", "test"):
-            barrier = cells.values(task, width, method, split, "barrier")
+            barrier = cells.values(task, width, method, split, "barrier")[:count]
             row += [
                 mean_and_deviation(barrier),
-                f"{np.mean(barrier) / np.mean(naive[split][: len(barrier)]):.3f}",
-                mean_and_deviation(cells.values(task, width, method, split, "auc")),
+                f"{np.mean(barrier) / np.mean(naive[split]):.3f}",
+                mean_and_deviation(cells.values(task, width, method, split, "auc")[:count]),
             ]
-        train = cells.values(task, width, method, "train", "barrier")
+        train = cells.values(task, width, method, "train", "barrier")[:count]
         for other in ("wm", "ste"):
-            reference = cells.values(task, width, other, "train", "barrier")[: len(train)]
-            same = _are_same_networks(cells, task, width, method, other)
+            reference = cells.values(task, width, other, "train", "barrier")[:count]
+            same = _are_same_networks(cells, task, width, method, other, count)
             row.append(f"{paired_p_value(train, reference):.1g}" if same else "")
-        accuracy = cells.values(task, width, method, "test", "middle_accuracy")
+        accuracy = cells.values(task, width, method, "test", "middle_accuracy")[:count]
         seconds = np.mean([result["seconds_each"] for result in cells.cell(task, width, method)])
         paper = f"{PAPER[method][task] / PAPER['naive'][task]:.3f}" if method in PAPER else ""
         row += [mean_and_deviation(accuracy) if accuracy else "", f"{seconds:.2f}", paper]
-        rows.append([*row, str(len(train))])
-    ends = {s: np.mean(cells.values(task, width, "naive", s, "ends")) for s in ("train", "test")}
+        rows.append(row)
+    ends = {s: np.mean(cells.values(task, width, "naive", s, "ends")[:count]) for s in ("train", "test")}
     header = [
-        f"{task}, width {width}; ends: {ends['train']:.3f} train, {ends['test']:.3f} test",
+        f"{task}, width {width}, {count} pairs; ends: {ends['train']:.3f} train, {ends['test']:.3f} test",
         "train barrier", "/ naive", "train AUC", "test barrier", "/ naive", "test AUC",
-        "p, as WM", "p, as STE", "midpoint accuracy", "seconds per pair", "paper's / naive", "pairs",
+        "p, as WM", "p, as STE", "midpoint accuracy", "seconds per pair", "paper's / naive",
     ]  # fmt: skip
     return header, rows
 
 
-def _are_same_networks(cells: Cells, task: str, width: int, method: str, other: str) -> bool:
+def _are_same_networks(cells: Cells, task: str, width: int, method: str, other: str, count: int) -> bool:
     """Whether two rows began from the same networks, by the losses of their ends: other machines train other networks."""
-    ends = np.array(cells.values(task, width, method, "test", "ends"))
-    others = np.array(cells.values(task, width, other, "test", "ends"))[: len(ends)]
+    ends, others = (np.array(cells.values(task, width, each, "test", "ends"))[:count] for each in (method, other))
     return ends.shape == others.shape and np.allclose(ends, others, rtol=1e-3, atol=1e-4)
 
 
