@@ -11,7 +11,8 @@ import torch
 
 from experiments import convergence, depth, figures, sensitivity, table1, table2
 from experiments.frame import run_experiment
-from experiments.table2_drawing import Cells, _are_same_networks
+from experiments.table2 import METHODS
+from experiments.table2_drawing import Cells, _are_same_networks, _columns
 from experiments.tasks import TASKS, _read, load
 from onebasin.datasets import downloads
 
@@ -117,6 +118,23 @@ def test_rows_of_networks_from_two_machines_are_not_paired():
 
     here, elsewhere = [[0.2, 0.3], [0.21, 0.31]], [[0.2, 0.3], [0.22, 0.31]]
     cells = Cells([record("wm", here), record("mid", here), record("ste", elsewhere)])
-    assert _are_same_networks(cells, "MNIST", 64, "mid", "wm")
-    assert not _are_same_networks(cells, "MNIST", 64, "ste", "wm")
-    assert not _are_same_networks(cells, "MNIST", 64, "mid", "rnd")
+    assert _are_same_networks(cells, "MNIST", 64, "mid", "wm", 2)
+    assert not _are_same_networks(cells, "MNIST", 64, "ste", "wm", 2)
+    assert not _are_same_networks(cells, "MNIST", 64, "mid", "rnd", 2)
+    assert _are_same_networks(cells, "MNIST", 64, "ste", "wm", 1)
+
+
+def test_rows_on_fewer_pairs_stand_beside_ours_on_the_same_pairs():
+    def record(method, barriers):
+        split = {"barrier": barriers, "auc": barriers, "ends": [[0.2, 0.3]] * len(barriers), "middle_accuracy": []}
+        config = {"task": "MNIST", "width": 64, "method": method, "first": 0}
+        return {"config": config, "result": {"train": split, "test": split, "seconds_each": 1.0}}
+
+    whole = {"naive": [1.0, 3.0], "wm": [0.5, 0.5], "ste": [0.5, 0.5], "activation": [0.2, 0.2]}
+    cells = Cells([*(record(method, values) for method, values in whole.items()), record("authors-l2", [0.25])])
+    (all_pairs, rows), (first_pair, fewer) = _columns(cells, "MNIST", 64)
+    assert "2 pairs" in all_pairs[0]
+    assert [row[0] for row in rows] == [METHODS[method] for method in METHODS if method in whole]
+    assert "1 pairs" in first_pair[0]
+    assert {row[0]: row[2] for row in fewer}[METHODS["authors-l2"]] == "0.250"  # over the naive barrier of the first pair
+    assert METHODS["activation"] not in [row[0] for row in fewer]
