@@ -85,17 +85,18 @@ def test_a_descent_is_compared_with_a_descent(capsys):
     records = [
         {**base, "network": "mlp", "solver": "ours, Sinkhorn", "cpu_seconds": 1.0, "first_seconds": 1.5},
         {**base, "network": "mlp", "solver": "ours, descent alone", "cpu_seconds": 8.0, "first_seconds": 9.0},
+        {**base, "network": "mlp", "solver": "ours, descent by rows", "cpu_seconds": 2.0, "first_seconds": 3.0},
         {**base, "network": "mlp", "solver": "authors", "cpu_seconds": 4.0, "exact": False},
         {**base, "network": "vgg", "solver": "authors", "failed": "TimeoutError: no | luck"},
     ]  # fmt: skip
     print_comparison(records)
     header, _, *rows = (line.strip("| ").split(" | ") for line in capsys.readouterr().out.strip().splitlines())
-    assert "copy detection" in header[1]
-    assert rows[0] == ["MLP 2 x 512", "1", "not exact, 4", "4", "8", "0.5"]
-    assert rows[1][:3] == ["vgg", "not run", "no / luck"]
+    assert "copy detection" in header[2]
+    assert rows[0] == ["MLP 2 x 512", "not exact, 4", "1", "4", "8", "0.5", "2", "2"]
+    assert rows[1][:3] == ["vgg", "no / luck", "not run"]
     print_details(records)
     _, _, *rows = (line.strip("| ").split(" | ") for line in capsys.readouterr().out.strip().splitlines())
     assert rows[0] == [
         "MLP 2 x 512", "1 s, first run 1.5 s, 1 MiB (abc)", "8 s, first run 9 s, 1 MiB (abc)",
-        "not exact, 4 s, first run not recorded, 1 MiB (abc)",
+        "2 s, first run 3 s, 1 MiB (abc)", "not exact, 4 s, first run not recorded, 1 MiB (abc)",
     ]  # fmt: skip
