@@ -14,7 +14,7 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from benchmarks.provenance_networks import FORGETFUL, read_data
-from onebasin.matching.chance import combine
+from onebasin.lineage.chance import combine
 from onebasin.relaxation.assignment import assign
 
 _UNITS = {

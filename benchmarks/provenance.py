@@ -41,7 +41,7 @@ from benchmarks.provenance_networks import (
     quantise,
     train,
 )
-from onebasin.matching.chance import combine, count_by_chance, tail
+from onebasin.lineage.chance import combine, count_by_chance, tail
 
 LEVEL = 1e-6
 Record = dict[str, Any]

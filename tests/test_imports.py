@@ -13,8 +13,8 @@ import onebasin
 ROOT = Path(onebasin.__file__).parent
 PACKAGES = [
     "startup", "torch_internals", "plots", "tensors", "engines", "datasets", "programs", "symmetries", "tracing",
-    "landscape", "operator", "relaxation", "descent", "matching", "continual", "checkpoints", "reporting", "", "cli",
-    "__main__",
+    "landscape", "operator", "relaxation", "descent", "matching", "lineage", "continual", "checkpoints", "reporting", "",
+    "cli", "__main__",
 ]  # fmt: skip
 """In data-flow order; "" is the package itself, which collects the public names."""
 

@@ -10,10 +10,10 @@ from onebasin.landscape.batch_norm import reset_batch_norm
 from onebasin.landscape.calibration import repair
 from onebasin.landscape.evaluation import mean_loss
 from onebasin.landscape.paths import LinearPath, Plane, linear_path, loss_plane
+from onebasin.lineage import Provenance, provenance
 from onebasin.matching.alignment import Alignment, align
 from onebasin.matching.canonical_form import CanonicalForm, canonical
 from onebasin.matching.imitation import Imitation
-from onebasin.matching.lineage import Provenance, provenance
 from onebasin.matching.merging import merge
 from onebasin.matching.methods import ActivationMatching, Exchange, Sinkhorn, StraightThrough, WeightMatching
 from onebasin.matching.porting import Ported, port

@@ -10,7 +10,7 @@ from torch import nn
 
 import onebasin as ob
 from onebasin.landscape.paths import LinearPath
-from onebasin.matching.kinship import Evidence
+from onebasin.lineage import Evidence
 from onebasin.reporting.figures import matrix_png
 from onebasin.reporting.report import Report, render
 from onebasin.tensors.distances import LayerDistance

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from onebasin.engines.timeline import Timeline
 from onebasin.landscape.paths import LinearPath
+from onebasin.lineage import Evidence
 from onebasin.matching.alignment import Alignment
-from onebasin.matching.kinship import Evidence
 from onebasin.plots import history_series, plot_history, plot_path
 from onebasin.plots.style import line_style
 from onebasin.reporting import markup

@@ -16,7 +16,7 @@ from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output, escape_controls
 from onebasin.cli.engine_choice import choose_engine, list_engine_facts, list_engine_values, take_timeline
 from onebasin.cli.run_record import record_run
-from onebasin.matching.layer_stacks import find_stack
+from onebasin.lineage.layer_stacks import find_stack
 
 EXIT_CODES = {"same": 0, "derived": 0, "independent": 1, "unknown": 4}
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from onebasin.matching.layer_stacks import find_stack
+from onebasin.lineage.layer_stacks import find_stack
 from onebasin.tensors.states import read_state
 
 

@@ -4,46 +4,35 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from onebasin.engines import Engine, EngineName, opened
-from onebasin.engines.clock import spent_on
 from onebasin.engines.memory_limits import MemoryEstimate
-from onebasin.engines.work_meter import CHECKING, MEASURING
+from onebasin.engines.work_meter import CHECKING
 from onebasin.landscape.batches import check_data, find_example
+from onebasin.lineage.comparison import TESTS, Comparison
+from onebasin.lineage.kinship import Evidence
+from onebasin.lineage.layer_stacks import Stack, find_stack
 from onebasin.matching.canonical_form import canonicalise
-from onebasin.matching.chance import combine
 from onebasin.matching.checks import find_symmetry
-from onebasin.matching.closest_transforms import EQUAL
-from onebasin.matching.copies import find_copy
-from onebasin.matching.kinship import Evidence, compare_order, compare_residuals
-from onebasin.matching.layer_stacks import Stack, find_stack
 from onebasin.matching.methods.base import check_choice, check_count
-from onebasin.matching.methods.basis_matching import sweep_transforms
 from onebasin.matching.problem import Problem, estimate_need, make_problem
-from onebasin.matching.scores import touched_keys
 from onebasin.relaxation.objectives import WeightDistance
-from onebasin.symmetries import Group, Symmetry, Transform
+from onebasin.symmetries import Symmetry, Transform
 from onebasin.symmetries.transform import check_fixed
-from onebasin.tensors.comparison import check_alike, check_finite, is_mixed
+from onebasin.tensors.comparison import check_alike, check_finite
 from onebasin.tensors.progress import Progress, show_progress
-from onebasin.tensors.states import Model, State, read_state
-from onebasin.tensors.sums import add_up, sum_pieces
+from onebasin.tensors.states import Model, read_state
 from onebasin.tracing import Kinds
 
 Relation = Literal["same", "derived", "independent", "unknown"]
-TESTS = ("order", "residual")
-"""Of which the p-value takes the better one."""
 _DOUBTFUL = 1e-3
 """Above this p-value networks are called independent."""
-_MAX_SWEEPS = 10
 _HELD_ENTRIES = 10**8
 """Of the tensors that are held while a set of groups is decided, at most."""
 _NUM_ROWS = 4.5
@@ -202,12 +191,12 @@ def provenance(
         kinds = "all" if is_whole else "permutation"
     check_choice("kinds", kinds, "permutation", "positive", "all")
     notes = [] if stack is None else [_describe_stack(stack)]
-    finished: list[_Comparison] = []
+    finished: list[Comparison] = []
     with show_progress(progress) as show, engine.meter.reporting(show):
         for shift in range(1 if stack is None else len(stack.many)):
             seen = other if stack is None else _fit_blocks(first, other, stack, shift)
             setting = _prepare(first, seen, example, symmetry, kinds)
-            comparison = _Comparison(
+            comparison = Comparison(
                 replace(setting.problem, seed=seed, progress=show, engine=engine), tolerance, stack, shift
             )
             notes += [note for note in setting.notes if note not in notes]
@@ -294,128 +283,7 @@ def _prepare(a: Model, b: Model, example: Any, symmetry: Symmetry | None, kinds:
     return _Setting(make_problem(b, a, symmetry, WeightDistance(), None, lazily=True), notes)
 
 
-class _Comparison:
-    """Both tests on every group, in the order in which groups are aligned.
-
-    In that order each tensor is looked at once, when all but one of its groups have been aligned. So p-values of groups are
-    independent under the null hypotheses, also those of the order test, for which nothing is aligned.
-
-    Args:
-        problem: B is the source, A the target.
-        tolerance: of the residual test.
-        stack: whose blocks were shifted, if any.
-        shift: by how many.
-
-    Attributes:
-        evidence: of all groups.
-        transform: of B; the identity where nothing was looked for.
-        changes: see `Provenance`.
-    """
-
-    def __init__(self, problem: Problem, tolerance: float, stack: Stack | None, shift: int):
-        self.problem, self.tolerance = problem, tolerance
-        self.rename: Callable[[str], str] = (lambda key: key) if stack is None else (lambda key: stack.rename(key, shift))
-        self.evidence: list[Evidence] = []
-        self.transform: Transform | None = None
-        self.changes: dict[str, float] = {}
-        self.is_copy = False
-        self.is_aligned = not problem.source.is_lazy
-        self.generator = torch.Generator().manual_seed(problem.seed)
-
-    def run(self, look_for_copy: bool) -> None:
-        """Compare."""
-        copied = find_copy(self.problem) if look_for_copy else None
-        found = sweep_transforms(self.problem, 1, observe=self._observe).transform
-        if copied is not None:
-            self.is_aligned, found = True, Transform(copied, {})
-        self.transform = None if found.is_identity else found
-        if look_for_copy and self.is_aligned:
-            self.changes = self._measure(self.transform)
-            self.is_copy = self._is_same(self.transform)
-
-    def _observe(self, groups: list[Group], keys: list[str], moved: State) -> bool:
-        problem, symmetry = self.problem, self.problem.symmetry
-        known = [group for group in groups if group.name in symmetry.groups]  # others are pairs of rotary embeddings
-        if known and keys:
-            found = compare_order(symmetry, known, keys, problem.target, problem.source, self.generator)
-            if len(groups) == 1 and not groups[0].parents:
-                found += self._compare_residuals(groups[0], keys, moved)
-            self.evidence += [replace(each, other=self._rename(each.keys)) for each in found]
-        return self.is_aligned or bool(set(touched_keys(symmetry, problem.keys, groups)) - set(keys))
-
-    def _compare_residuals(self, group: Group, keys: list[str], moved: State) -> list[Evidence]:
-        symmetry = self.problem.symmetry
-        bases = [basis for basis in symmetry.bases.values() if basis.group == group.name]
-        if any(basis.kind != "signed" for basis in bases):
-            return []
-        flipped = [key for basis in bases for key in basis.places]
-        found = compare_residuals(symmetry, group, keys, self.problem.target, moved, self.generator, self.tolerance, flipped)
-        return [] if found is None else [found]
-
-    def _rename(self, keys: tuple[str, ...]) -> tuple[str, ...]:
-        renamed = tuple(self.rename(key) for key in keys)
-        return () if renamed == keys else renamed
-
-    def p_values(self) -> dict[str, float]:
-        """Of each test."""
-        return {test: combine([each.p_value for each in self.evidence if each.test == test]) for test in TESTS}
-
-    def best(self) -> float:
-        """The p-value of the residual test if all units had agreed."""
-        return combine([each.best for each in self.evidence if each.test == "residual"])
-
-    def measure_derived(self, in_place: bool) -> None:
-        """How much was changed, once the networks are known to be related."""
-        candidates: list[Transform | None] = [None] if in_place else []
-        if self.is_aligned:
-            found = sweep_transforms(self.problem, _MAX_SWEEPS, self.transform).transform
-            candidates.append(None if found.is_identity else found)
-        measured = [(self._measure(each), each) for each in candidates]
-        if measured:
-            self.changes, self.transform = min(measured, key=lambda each: sum(each[0].values()))
-            self.is_copy = self._is_same(self.transform)
-
-    def _measure(self, transform: Transform | None) -> dict[str, float]:
-        sizes = self._map_sizes(self._move(transform), self.problem.keys)
-        return {key: _divide(*each) for key, each in zip(self.problem.keys, sizes, strict=True)}
-
-    def _map_sizes(self, moved: State, keys: Sequence[str]) -> list[tuple[float, float]]:
-        problem = self.problem
-        with problem.held(), problem.engine.broadcast(moved):
-            function = functools.partial(_measure_sizes, moved, problem.target)
-            return list(problem.engine.map(function, keys, MEASURING, lambda key: problem.count_bytes([key])))
-
-    def _is_same(self, transform: Transform | None) -> bool:
-        """Whether parameters, and statistics of norms, are equal up to rounding."""
-        moved, target = self._move(transform), self.problem.target
-        buffers = [key for key, value in target.shapes.items() if is_mixed(value) and key not in self.problem.keys]
-        for keys in (self.problem.keys, buffers):
-            sums = [math.fsum(each) for each in zip(*self._map_sizes(moved, keys), strict=True)]
-            if sums and _divide(*sums) ** 2 > EQUAL:
-                return False
-        return True
-
-    def _move(self, transform: Transform | None) -> State:
-        return self.problem.source if transform is None else self.problem.source.lazily().map(transform.move)
-
-
-def _measure_sizes(state: State, target: State, key: str) -> tuple[float, float]:
-    """The squared norm of the difference of two tensors, and that of the target's."""
-    with spent_on("score"):
-        own, value = state[key], target[key]
-        return add_up(sum_pieces(_square_difference, own, value)), add_up(sum_pieces(_square_difference, value * 0, value))
-
-
-def _square_difference(first: Tensor, other: Tensor) -> Tensor:
-    return (first.double() - other.double()).square().sum()
-
-
-def _divide(differences: float, squares: float) -> float:
-    """The norm of a difference, relative to that of the target's."""
-    return (differences / squares) ** 0.5 if squares else float(differences > 0)
-
-
-def _conclude(finished: Sequence[_Comparison], level: float, notes: list[str], kinds: Kinds) -> Provenance:
+def _conclude(finished: Sequence[Comparison], level: float, notes: list[str], kinds: Kinds) -> Provenance:
     p_values = {test: min(1.0, len(finished) * min(each.p_values()[test] for each in finished)) for test in TESTS}
     p_value = min(1.0, len(TESTS) * min(p_values.values()))
     best = max(finished, key=lambda each: -min(each.p_values().values()))

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onebasin.matching.chance import count_by_chance, tail
+from onebasin.lineage.chance import count_by_chance, tail
 from onebasin.matching.scores import innermost_axes, member_blocks
 from onebasin.relaxation.assignment import assign
 from onebasin.symmetries import Group, Symmetry

@@ -6,8 +6,8 @@ from scipy.stats import kstest
 from torch import Tensor, nn
 
 import onebasin as ob
-from onebasin.matching.chance import count_by_chance, tail
-from onebasin.matching.kinship import MAX_UNITS, Evidence, compare_order, compare_residuals
+from onebasin.lineage.chance import count_by_chance, tail
+from onebasin.lineage.kinship import MAX_UNITS, Evidence, compare_order, compare_residuals
 from onebasin.tensors.states import StateDict, read_state
 
 X = torch.zeros(1, 40)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, kstest
 
-from onebasin.matching.chance import SMALLEST, combine, count_by_chance, tail
+from onebasin.lineage.chance import SMALLEST, combine, count_by_chance, tail
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 6])
