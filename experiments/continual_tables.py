@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
+from experiments.figures import save_svg
 from onebasin.continual import AccuracyMatrix
 from onebasin.tensors.files import write_atomically
 
@@ -333,7 +334,7 @@ def _draw_curves(records: list[dict[str, Any]], folder: Path) -> None:
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.spines[["top", "right"]].set_visible(False)
         ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-        figure.savefig(folder / f"continual-{benchmark}.svg")
+        save_svg(figure, folder / f"continual-{benchmark}.svg")
 
 
 def _draw_fronts(records: list[dict[str, Any]], folder: Path) -> None:
@@ -361,4 +362,4 @@ def _draw_fronts(records: list[dict[str, Any]], folder: Path) -> None:
         ax.set(xlabel="forgetting", ylabel="accuracy, %", title=BENCHMARKS[benchmark])
         ax.spines[["top", "right"]].set_visible(False)
         ax.legend(frameon=False, fontsize=8)
-    figure.savefig(folder / "continual-front.svg")
+    save_svg(figure, folder / "continual-front.svg")

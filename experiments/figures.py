@@ -35,6 +35,15 @@ def save_figure(figure: Any, path: Path) -> None:
     pyplot.close(figure)
 
 
+def save_svg(figure: Any, file: Path) -> None:
+    """As an SVG file that is the same each time."""
+    import matplotlib
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context({"svg.hashsalt": "onebasin"}):
+        figure.savefig(file, metadata={"Date": None, "Creator": None})
+
+
 def configs(quick: bool) -> list[dict[str, Any]]:
     """One pair of networks of Pol3, and one planted network, each from a seed."""
     return [{"figure": "plane", "seed": 0, "resolution": 9 if quick else 41}, {"figure": "matrices", "seed": 0}]

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib
 from matplotlib.figure import Figure
 
+from experiments.figures import save_svg
 from onebasin.plots.style import COLORS, GREY, line_style
 
 _MARKERS = "oDs^v"
@@ -24,7 +24,7 @@ def draw_lines(panels: Mapping[str, Mapping[str, Sequence[float]]], file: Path) 
     first = figure.axes[0]
     first.set_ylabel("test loss")
     figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, handlelength=2.6)
-    save(figure, file)
+    save_svg(figure, file)
 
 
 def draw_midpoints(
@@ -48,11 +48,4 @@ def draw_midpoints(
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     figure.legend(loc="outside upper center", ncols=4, frameon=False, handletextpad=0.3)
-    save(figure, file)
-
-
-def save(figure: Figure, file: Path) -> None:
-    """Write an SVG file that is the same each time."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context({"svg.hashsalt": "onebasin"}):
-        figure.savefig(file, metadata={"Date": None, "Creator": None})
+    save_svg(figure, file)
