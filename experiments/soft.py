@@ -23,6 +23,7 @@ from experiments.deep import CRITERION, Augmented, measure
 
 METHODS = {
     "hard": "activation matching, midpoint",
+    "blurred": "soft midpoint of blurred plans (mass 0.1), not trained",
     "soft": "soft midpoint",
     "fine-tuned 0.0001": "midpoint, fine-tuned, Adam 1e-4",
     "fine-tuned 0.001": "midpoint, fine-tuned, Adam 1e-3",
@@ -51,7 +52,9 @@ def run(config: dict[str, Any], device: str) -> dict[str, Any]:
     begin = time.perf_counter()
     name, _, rate = config["method"].partition(" ")
     if name == "soft":
-        state = _train_soft(target, found, batches)
+        state = _train_soft(target, found, batches, mass=0.99)
+    elif name == "blurred":
+        state = _train_soft(target, found, (), mass=0.1)
     else:
         state = ob.interpolate([target, found.model], [0.5, 0.5])
     merged = copy.deepcopy(target)
@@ -76,10 +79,10 @@ def _cosine(first: nn.Module, second: nn.Module) -> float:
     return float(torch.stack([torch.cosine_similarity(a, b, 0) for a, b in weights]).mean())
 
 
-def _train_soft(target: nn.Module, found: ob.Alignment, batches: Any) -> Any:
-    """The midpoint of the target and the softly permuted source, its plans trained on the loss."""
+def _train_soft(target: nn.Module, found: ob.Alignment, batches: Any, mass: float) -> Any:
+    """The midpoint of the target and the softly permuted source, its plans trained on the loss, if there are batches."""
     symmetry = found.permutation.symmetry
-    net = ob.RebasinNet(found.model, symmetry, init=symmetry.identity(), mass=0.99)
+    net = ob.RebasinNet(found.model, symmetry, init=symmetry.identity(), mass=mass)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.2)
     objective = ob.Midpoint(CRITERION).bind(target)
     for batch in batches:
