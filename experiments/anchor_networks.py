@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from experiments.frame import identify
@@ -22,6 +23,8 @@ from onebasin.tensors.files import write_atomically
 
 MEAN, STD = (125.307, 122.961, 113.8575), (51.5865, 50.847, 51.255)
 BATCH = 500
+STORED = Path(__file__).parent / "stored"
+"""Trained networks in half precision."""
 
 
 @dataclass(frozen=True)
@@ -242,12 +245,15 @@ def train_side_by_side(recipe: Recipe, seeds: Sequence[int], images: Tensor, lab
 def trained_networks(recipe: Recipe, seeds: Sequence[int], device: str, run: int = 1) -> list[nn.Module]:
     """`train_side_by_side`, or what an earlier call with the same arguments has stored under ``experiments-output``.
 
-    Training on a GPU is not deterministic: the networks of another `run` are others, of the same seeds too.
+    Training on a GPU is not deterministic: the networks of another `run` are others, of the same seeds too. Some that
+    records were made with are part of the repository, in `STORED`.
     """
     paths = []
     for seed in seeds:
         described = identify({**asdict(recipe), "seed": seed, **({"run": run} if run > 1 else {})})
-        paths.append(Path("experiments-output/anchors", f"{hashlib.sha256(described.encode()).hexdigest()[:16]}.pt"))
+        name = hashlib.sha256(described.encode()).hexdigest()[:16]
+        path, stored = Path("experiments-output/anchors", f"{name}.pt"), STORED / f"{name}.safetensors"
+        paths.append(stored if stored.is_file() and not path.is_file() else path)
     missing = [(seed, path) for seed, path in zip(seeds, paths, strict=True) if not path.is_file()]
     if missing:
         images, labels = load_images("train", device)
@@ -258,7 +264,8 @@ def trained_networks(recipe: Recipe, seeds: Sequence[int], device: str, run: int
             write_atomically(path, lambda file, model=model: torch.save(model.state_dict(), file))
     models = []
     for path in paths:
+        is_stored = path.parent == STORED
         model = make_network(recipe).to(device)
-        model.load_state_dict(torch.load(path, map_location=device, weights_only=True))
+        model.load_state_dict(load_file(path) if is_stored else torch.load(path, map_location=device, weights_only=True))
         models.append(model.eval())
     return models

@@ -3,7 +3,8 @@
 A soft permutation mixes the units of a network, and a descent on the loss at the midpoint trains that mixture. The result
 is no longer a midpoint of the two networks, but it is a network that fits the data. Both candidates start from activation
 matching, take the same number of steps on the same augmented images, and have their statistics estimated on the same ones.
-The cosines between the weights of the result and those of its parents say how much it has of each.
+The networks are those of the second run of the experiment "deep", which are stored. The cosines between the weights of the
+result and those of its parents say how much it has of each.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def configs(quick: bool) -> list[dict[str, Any]]:
 
 def run(config: dict[str, Any], device: str) -> dict[str, Any]:
     """Merge the pair and measure the result, with statistics estimated on training images."""
-    target, source = trained_networks(RECIPES[config["recipe"]], config["seeds"], device)
+    target, source = trained_networks(RECIPES[config["recipe"]], config["seeds"], device, run=2)
     images, labels = load_images("train", device)
     torch.manual_seed(0)
     data = list(zip(images.split(BATCH), labels.split(BATCH), strict=True))
