@@ -79,14 +79,18 @@ def solve_ours(task: Task, **options: Any) -> Answer:
     begin = time.perf_counter()
     symmetry = ob.symmetry(task.model, task.inputs)
     traced = time.perf_counter()
-    if task.pair is not None and options.pop("with_data", False):
-        options["data"] = task.pair.batches
     with _timed_assignments() as spent:
         found = ob.align(task.model, to=task.to, symmetry=symmetry, **options)
     done = time.perf_counter()
     steps = [entry for entry in found.history if entry["by"] != "polish" and ("hard" in entry or "sweep" in entry)]
     count = steps[-1].get("step", steps[-1].get("sweep", 0)) + 1 if steps else 0
     return Answer(found.model.state_dict(), count, traced - begin, done - traced, sum(spent))
+
+
+def solve_on_data(task: Task, method: Any, objective: ob.Objective) -> Answer:
+    """`onebasin.align` on the training data of a pair."""
+    assert task.pair is not None
+    return solve_ours(task, method=method, objective=objective, data=task.pair.batches)
 
 
 @contextlib.contextmanager
@@ -186,11 +190,12 @@ COPY_SOLVERS: dict[str, Solver] = {
     "plain weight matching": solve_plainly,
 }
 PAIR_SOLVERS: dict[str, Solver] = {
-    "ours, Sinkhorn L2": solve_ours,
-    "ours, Sinkhorn Mid": lambda task: solve_ours(task, objective=ob.Midpoint(CRITERION), with_data=True),
-    "ours, Sinkhorn Rnd": lambda task: solve_ours(task, objective=ob.RandomPoint(CRITERION), with_data=True),
+    "ours, Sinkhorn L2": lambda task: solve_ours(task, method="sinkhorn"),
+    "ours, Sinkhorn Mid": lambda task: solve_on_data(task, "sinkhorn", ob.Midpoint(CRITERION)),
+    "ours, Sinkhorn Rnd": lambda task: solve_on_data(task, "sinkhorn", ob.RandomPoint(CRITERION)),
+    "ours, the default on Mid": lambda task: solve_on_data(task, "auto", ob.Midpoint(CRITERION)),
     "ours, weight matching": lambda task: solve_ours(task, method="weight-matching"),
-    "ours, STE": lambda task: solve_ours(task, method="ste", objective=ob.Midpoint(CRITERION), with_data=True),
+    "ours, STE": lambda task: solve_on_data(task, "ste", ob.Midpoint(CRITERION)),
     "authors, L2": lambda task: solve_authors(task, "l2"),
     "authors, Mid": lambda task: solve_authors(task, "mid"),
     "rebasin": solve_rebasin,
