@@ -5,6 +5,7 @@ from torch import nn
 
 import onebasin as ob
 from onebasin.symmetries.mixing import mix
+from onebasin.tensors.states import read_state
 from tests.symmetries.axis_patterns import AXES, FREE, states
 
 
@@ -81,6 +82,22 @@ def test_ties_stay_one_tensor():
     symmetry = ob.symmetry(nn.Sequential(nn.Linear(3, 4), model, nn.Linear(4, 2)), torch.zeros(1, 3))
     state = symmetry.random().apply(nn.Sequential(nn.Linear(3, 4), model, nn.Linear(4, 2)))
     assert state["1.0.weight"] is state["1.2.weight"]
+
+
+def test_large_states_move_as_their_tensors_do(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr("onebasin.symmetries.gather._THREAD_BYTES", 1 << 20)
+    model = nn.Sequential(nn.Linear(3, 1100), nn.Linear(1100, 1100), nn.Tanh(), nn.Linear(1100, 1100), nn.BatchNorm1d(1100))
+    model.extend([nn.ReLU(), nn.Linear(1100, 1000)])
+    model[3].weight = model[1].weight
+    permutation = ob.symmetry(model.eval(), torch.zeros(1, 3), verify=False).random()
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    moved = permutation.apply(model)
+    assert moved["1.weight"] is moved["3.weight"]
+    assert equal(moved, {key: permutation.move_tensor(key, value) for key, value in state.items()})
+    assert equal(moved, permutation.apply(read_state(model).lazily()))
+    assert equal(permutation.inverse().apply(moved), state)
+    assert equal(model.state_dict(), state)
 
 
 def test_tied_values_that_differ_are_refused():

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from onebasin.symmetries.describe import describe, describe_in_html
 from onebasin.symmetries.file_checks import check_loaded, check_sizes
-from onebasin.symmetries.gather import gather
+from onebasin.symmetries.gather import Block, fill, gather
 from onebasin.symmetries.indices import Cache, gather_indices
 from onebasin.symmetries.layout import Layout, parse, write
 from onebasin.symmetries.multiplication import UnpermutedSymmetry, check_fixed
@@ -309,11 +309,18 @@ class Permutation:
         if not self.is_identity:
             self.symmetry.warn_of_unreached()
         self.symmetry.bind(state)
-        return state.tie(self.symmetry.ties).map(self.move_tensor, by_rows=self.symmetry.row_keys)
+        state = state.tie(self.symmetry.ties)
+        if state.is_lazy:
+            return state.map(self.move_tensor, by_rows=self.symmetry.row_keys)
+        later: list[Block] = []
+        moved = state.map(lambda key, value: self.move(value, self.symmetry.layouts[key], later))
+        fill(later)
+        return moved
 
-    def move(self, value: Tensor, layout: Layout) -> Tensor:
-        """One tensor of a given layout, permuted; the tensor itself if nothing in it moves."""
-        return gather(value, gather_indices(layout, self._moving, self.symmetry.parents, value.device, self._cache))
+    def move(self, value: Tensor, layout: Layout, later: list[Block] | None = None) -> Tensor:
+        """One tensor of a given layout, permuted; the tensor itself if nothing in it moves. `later`: see `gather`."""
+        indices = gather_indices(layout, self._moving, self.symmetry.parents, value.device, self._cache)
+        return gather(value, indices, later)
 
     def move_tensor(self, key: str, value: Tensor) -> Tensor:
         """One tensor of a state, by its key; the tensor itself if nothing in it moves."""
