@@ -11,7 +11,7 @@ from typing import Any
 
 Record = dict[str, Any]
 REFERENCES = {
-    "authors": "ours, Sinkhorn",
+    "authors": "ours, default",
     "authors, L2": "ours, Sinkhorn L2",
     "authors, Mid": "ours, Sinkhorn Mid",
     "rebasin": "ours, weight matching",
@@ -116,14 +116,14 @@ def print_summary(records: list[Record]) -> None:
 
 
 COMPARED = {
-    "ours by default (copy detection)": "ours, Sinkhorn",
+    "ours by default (copy detection)": "ours, default",
     "ours by the descent": "ours, descent alone",
     "ours by the descent by rows": "ours, descent by rows",
     "authors' descent": "authors",
 }
 """The columns of the comparison. Of copies the default does not descend: comparing units finds them."""
 COPY_LABELS = {
-    "ours, Sinkhorn": "ours, sinkhorn by default: copy detection",
+    "ours, default": "ours by default: copy detection",
     "ours, weight matching": "ours, weight-matching by default: copy detection",
     "ours, descent alone": "ours, Sinkhorn descent alone",
     "ours, descent by rows": "ours, Sinkhorn descent alone, by rows",

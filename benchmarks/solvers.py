@@ -180,7 +180,7 @@ def solve_plainly(task: Task) -> Answer:
 
 Solver = Callable[[Task], Answer]
 COPY_SOLVERS: dict[str, Solver] = {
-    "ours, Sinkhorn": solve_ours,
+    "ours, default": solve_ours,
     "ours, descent alone": lambda task: solve_ours(task, method="sinkhorn", detect_copy=False),
     "ours, descent by rows": lambda task: solve_ours(task, method="sinkhorn", optimizer="row-adam", detect_copy=False),
     "ours, weight matching": lambda task: solve_ours(task, method="weight-matching"),

@@ -18,7 +18,7 @@ EXPERIMENTS = {
     "convergence": "how the cost falls on planted copies of deep networks",
     "figures": "the loss plane and the permutation matrices",
     "depth": "VGG11-19, ResNet-20 and a vision transformer on CIFAR-10",
-    "many": "three and five of those networks merged at once",
+    "many": "three and five deep networks merged at once",
     "transformers": "a ViT and two language models, aligned by every kind of symmetry",
     "widening": "narrow networks widened and aligned to wide ones that were trained apart",
     "porting": "fine-tunes carried over to a network that was trained apart",

@@ -1,11 +1,11 @@
 """Deep networks trained by the recipes of the published results on merging, aligned and measured at the midpoint (CIFAR-10).
 
-Three pairs per recipe: of six networks where that many are cheap to train, of three otherwise; of two recipes three more, of
-networks that were trained in a second run. Methods see training images
-alone, and have the same settings in every row; those of the scales were chosen after looking at test accuracy of two pairs
-of "vgg11" and two of "resnet20-short". Activations are compared on 10,000 images; statistics are estimated on
-50,000 augmented ones, as in REPAIR. Scales of networks without norms are those of their normalised twins. Methods without
-data see synthetic images alone, made from the norms of the two networks or drawn.
+Three pairs per recipe: of six networks where that many are cheap to train, of three otherwise. Some recipes have three more,
+of networks that were trained in a second run. Methods see training images alone, and have the same settings in every row;
+those of the scales were chosen after looking at test accuracy of two pairs of "vgg11" and two of "resnet20-short".
+Activations are compared on 10,000 images; statistics are estimated on 50,000 augmented ones, as in REPAIR. Scales of networks
+without norms are those of their normalised twins. Methods without data see synthetic images alone, made from the norms of the
+two networks or drawn.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _FROM_NORMS = ("synthetic", "mixed")
 """Methods that make images from the batch norms of the networks."""
 PAIRS = {"resnet20-short": ((0, 1), (2, 3), (4, 5))}
 """Seeds of the networks; of other recipes all pairs of three."""
-NUM_RUNS = {"vgg16": 2, "resnet20-long": 2}
+NUM_RUNS = {"vgg11": 2, "vgg16": 2, "resnet20-long": 2}
 """How often the networks of a recipe are trained; once, if not named."""
 
 

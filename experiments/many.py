@@ -1,7 +1,7 @@
 """Three and five deep networks merged at once: aligned to the first, to the mean of the others, or to a common frame.
 
-The networks are those of the experiment "deep", and ResNet-20 4x of 20 epochs, of which five are cheap. Statistics are put
-right on 50,000 augmented training images with those of the aligned parents, whatever the reference.
+The networks have the recipes of the experiment "deep"; and ResNet-20 4x of 20 epochs, of which five are cheap. Statistics
+are put right on 50,000 augmented training images with those of the aligned parents, whatever the reference.
 """
 
 from __future__ import annotations

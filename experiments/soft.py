@@ -1,7 +1,7 @@
 """Is the soft midpoint a good merge? Against the repaired hard midpoint fine-tuned for as many steps on the same images.
 
-A soft permutation mixes the units of a network, and a descent on the loss at the midpoint trains that mixture. The result
-is no longer a midpoint of the two networks, but it is a network that fits the data. Both candidates start from activation
+A soft permutation mixes the units of a network, and a descent on the loss at the midpoint trains that mixture. The result is
+no midpoint of the two networks any more: it is close to the first one, and behind it. Both candidates start from activation
 matching, take the same number of steps on the same augmented images, and have their statistics estimated on the same ones.
 The networks are those of the second run of the experiment "deep", which are stored. The cosines between the weights of the
 result and those of its parents say how much it has of each.
@@ -53,9 +53,9 @@ def run(config: dict[str, Any], device: str) -> dict[str, Any]:
     begin = time.perf_counter()
     name, _, rate = config["method"].partition(" ")
     if name == "soft":
-        state = _train_soft(target, found, batches, mass=0.99)
+        state = _make_soft_midpoint(target, found, batches, mass=0.99)
     elif name == "blurred":
-        state = _train_soft(target, found, (), mass=0.1)
+        state = _make_soft_midpoint(target, found, (), mass=0.1)
     else:
         state = ob.interpolate([target, found.model], [0.5, 0.5])
     merged = copy.deepcopy(target)
@@ -80,7 +80,7 @@ def _cosine(first: nn.Module, second: nn.Module) -> float:
     return float(torch.stack([torch.cosine_similarity(a, b, 0) for a, b in weights]).mean())
 
 
-def _train_soft(target: nn.Module, found: ob.Alignment, batches: Any, mass: float) -> Any:
+def _make_soft_midpoint(target: nn.Module, found: ob.Alignment, batches: Any, mass: float) -> Any:
     """The midpoint of the target and the softly permuted source, its plans trained on the loss, if there are batches."""
     symmetry = found.permutation.symmetry
     net = ob.RebasinNet(found.model, symmetry, init=symmetry.identity(), mass=mass)
@@ -102,11 +102,22 @@ def _fine_tune(model: nn.Module, batches: Any, rate: float) -> None:
         optimizer.step()
 
 
+def _verdict(records: list[dict[str, Any]]) -> list[str]:
+    """What the soft midpoint has of each network."""
+    found = [r["result"] for r in records if r["config"]["method"] == "soft" and "cosines" in r["result"]]
+    if not found:
+        return []
+    accuracy = 100 * sum(result["merged"]["accuracy"] for result in found) / len(found)
+    near, far = (sum(side) / len(found) for side in zip(*(result["cosines"] for result in found), strict=True))
+    return [f"- The soft midpoint has {accuracy:.2f} %, with cosines of {near:.2f} and {far:.2f} to the two networks.", ""]
+
+
 def draw(records: list[dict[str, Any]], folder: Path) -> None:
     """One table, a row per method."""
     lines = [
         "# The soft midpoint as a merge",
         "",
+        *_verdict(records),
         "| network | method | steps | test accuracy | each pair | cosine to the target, to the aligned source | seconds |",
         "|---" * 7 + "|",
     ]

@@ -180,3 +180,9 @@ def test_a_notebook_has_the_code_of_its_page(name):
     for place in re.findall(rf"\]\({NOTEBOOKS['REPOSITORY']}/([^)#?]+)", text):
         assert (DOCS.parent / place).exists()
     assert not re.search(r"\]\((?!http|#)", text)
+
+
+def test_what_the_reference_leaves_out_exists():
+    for name in API["INTERNAL"]:
+        owner, _, member = name.partition(".")
+        assert hasattr(getattr(onebasin, owner, None) or getattr(onebasin.tensors, owner), member), name

@@ -50,10 +50,10 @@ def test_solvers_find_a_copy_and_say_what_it_cost(solver):
 
 def test_every_solver_has_its_process_unless_they_share_one():
     options = argparse.Namespace(networks=["mlp"], pairs=["P"], solvers=None, authors="there", rebasin=None, shared=False)
-    jobs = list(list_jobs(options, known={("copy", "mlp", "ours, Sinkhorn")}))
+    jobs = list(list_jobs(options, known={("copy", "mlp", "ours, default")}))
     assert all(len(solvers) == 1 for _, _, solvers, _ in jobs)
     copies = [solvers[0] for task, _, solvers, _ in jobs if task == "copy"]
-    assert sorted(copies) == sorted(set(COPY_SOLVERS) - {"ours, Sinkhorn", "rebasin"})
+    assert sorted(copies) == sorted(set(COPY_SOLVERS) - {"ours, default", "rebasin"})
     options.shared = True
     shared = list(list_jobs(options, known=set()))
     assert [(task, peer) for task, _, _, peer in shared] == [
@@ -65,7 +65,7 @@ def test_every_solver_has_its_process_unless_they_share_one():
 def test_ratios_are_to_the_same_kind_of_method(capsys):
     base = {"task": "copy", "network": "mlp", "tracing": 0.5, "assigning": None, "bytes": 2**20, "exact": True}
     print_tables([
-        {**base, "solver": "ours, Sinkhorn", "seconds": 1.0, "cpu_seconds": 1.0, "solving": 0.5, "steps": 1},
+        {**base, "solver": "ours, default", "seconds": 1.0, "cpu_seconds": 1.0, "solving": 0.5, "steps": 1},
         {**base, "solver": "ours, descent alone", "seconds": 2.5, "cpu_seconds": 2.5, "solving": 2.0, "steps": 4},
         {**base, "solver": "authors", "seconds": 12.0, "cpu_seconds": 24.0, "solving": 10.0, "steps": 5, "exact": False},
         {**base, "solver": "rebasin", "failed": "no | luck"},
@@ -83,7 +83,7 @@ def test_ratios_are_to_the_same_kind_of_method(capsys):
 def test_a_descent_is_compared_with_a_descent(capsys):
     base = {"task": "copy", "device": "cpu", "bytes": 2**20, "exact": True, "commit": "abc"}
     records = [
-        {**base, "network": "mlp", "solver": "ours, Sinkhorn", "cpu_seconds": 1.0, "first_seconds": 1.5},
+        {**base, "network": "mlp", "solver": "ours, default", "cpu_seconds": 1.0, "first_seconds": 1.5},
         {**base, "network": "mlp", "solver": "ours, descent alone", "cpu_seconds": 8.0, "first_seconds": 9.0},
         {**base, "network": "mlp", "solver": "ours, descent by rows", "cpu_seconds": 2.0, "first_seconds": 3.0},
         {**base, "network": "mlp", "solver": "authors", "cpu_seconds": 4.0, "exact": False},

@@ -57,7 +57,7 @@ def test_each_member_is_trained_as_if_alone(make):
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("options", [{"groups": ()}, {}, {"clip": None}], ids=["delta alone", "re-basin", "without clip"])
+@pytest.mark.parametrize("options", [{"groups": ()}, {}, {"clip": None}], ids=["residual alone", "re-basin", "without clip"])
 def test_rebasin_trains_each_member_as_if_alone(options, monkeypatch):
     """With a residual that starts at zero, the last thing that is drawn at random."""
     monkeypatch.setattr(torch, "randn", lambda *shape, generator=None, **options: torch.zeros(*shape, **options))

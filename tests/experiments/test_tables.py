@@ -135,6 +135,6 @@ def test_rows_on_fewer_pairs_stand_beside_ours_on_the_same_pairs():
     (all_pairs, rows), (first_pair, fewer) = _columns(cells, "MNIST", 64)
     assert "2 pairs" in all_pairs[0]
     assert [row[0] for row in rows] == [METHODS[method] for method in METHODS if method in whole]
-    assert "1 pairs" in first_pair[0]
+    assert "1 pair;" in first_pair[0]
     assert {row[0]: row[2] for row in fewer}[METHODS["authors-l2"]] == "0.250"  # over the naive barrier of the first pair
     assert METHODS["activation"] not in [row[0] for row in fewer]

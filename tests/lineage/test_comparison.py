@@ -44,4 +44,4 @@ def test_each_test_has_a_p_value():
     comparison = compare(0.05)
     assert tuple(comparison.p_values()) == TESTS
     assert comparison.p_values()["order"] > 1e-4  # units do not stand in their places
-    assert comparison.best() < 1e-6  # so many units that kinship could be shown
+    assert comparison.smallest_p_value() < 1e-6  # so many units that kinship could be shown

@@ -44,8 +44,9 @@ class Comparison:
 
     Attributes:
         evidence: of all groups.
-        transform: of B; the identity where nothing was looked for.
+        transform: of B; None if that is the identity, or nothing was looked for.
         changes: see `Provenance`.
+        is_copy: whether B is A up to symmetry and rounding.
     """
 
     def __init__(self, problem: Problem, tolerance: float, stack: Stack | None, shift: int):
@@ -96,8 +97,8 @@ class Comparison:
         """Of each test."""
         return {test: combine([each.p_value for each in self.evidence if each.test == test]) for test in TESTS}
 
-    def best(self) -> float:
-        """The p-value of the residual test if all units had agreed."""
+    def smallest_p_value(self) -> float:
+        """That of the residual test if all units had agreed."""
         return combine([each.best for each in self.evidence if each.test == "residual"])
 
     def measure_derived(self, in_place: bool) -> None:

@@ -296,7 +296,7 @@ def _conclude(finished: Sequence[Comparison], level: float, notes: list[str], ki
         relation = "same" if best.is_copy and len(finished) == 1 else "derived"
     else:
         best.changes, best.transform = {}, None
-        reachable = min(1.0, len(finished) * len(TESTS) * min(each.best() for each in finished))
+        reachable = min(1.0, len(finished) * len(TESTS) * min(each.smallest_p_value() for each in finished))
         if p_value <= _DOUBTFUL:
             relation = "unknown"
             notes = [*notes, f"There is some evidence that they are related, but not as much as {level:g}."]

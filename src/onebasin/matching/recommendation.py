@@ -64,7 +64,7 @@ def recommend(
         return _match_weights(symmetry)
     if obstacle:
         return Recommendation((WeightMatching(),), obstacle)
-    return Recommendation((Sinkhorn(),), "without data it comes at least as close as weight matching does")
+    return Recommendation((Sinkhorn(),), "without data its distance of the weights is at most that of weight matching")
 
 
 def _match_weights(symmetry: Symmetry) -> Recommendation:

@@ -38,7 +38,7 @@ STRATEGIES = {
     "stable sgd": continual.StableSGD,
     "clewi": make_clewi,
     "rebasin": lambda model, **options: make_rebasin(model, noise=0.1, **options),
-    "rebasin, delta alone": lambda model, **options: make_rebasin(model, groups=(), **options),
+    "rebasin, residual alone": lambda model, **options: make_rebasin(model, groups=(), **options),
     "rebasin with recall": lambda model, **options: make_rebasin(model, noise=0.1, recall=0.5, **options),
     "rebasin with steps after the fusion": lambda model, **options: make_rebasin(
         model, noise=0.1, recall=0.5, share_after_fusion=0.5, **options
@@ -167,7 +167,7 @@ def test_the_same_seed_gives_the_same_network(make):
 def test_strategies_of_one_seed_keep_the_same_examples():
     """So that they can be compared in pairs: five examples of a class are chance enough."""
     memories = []
-    for name in ("replay", "derpp", "agem", "mcsgd", "clewi", "rebasin", "rebasin, delta alone"):
+    for name in ("replay", "derpp", "agem", "mcsgd", "clewi", "rebasin", "rebasin, residual alone"):
         strategy = STRATEGIES[name](make_mlp(), seed=3, memory_per_class=2, **TRAINING)
         for number in range(3):
             strategy.fit(make_task(number))

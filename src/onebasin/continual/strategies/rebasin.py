@@ -43,7 +43,7 @@ class RebasinStrategy(Strategy):
         weighting: "pooled" takes the mean over the batches of task and memory, "equal" the average of the two means.
         recall: Weight of the distance to the outputs that the network had on the memory when each task was done, as in
             `DERPlusPlus`. The paper does not have this term. With 0, outputs are not stored.
-        groups: Which groups to permute, as shell patterns; all if None, none (delta alone) if empty.
+        groups: Which groups to permute, as shell patterns; all if None, none (residual alone) if empty.
         residual: Whether there is a delta.
         share_after_fusion: Share of the steps that come after the fusion and train delta on the fused network. The paper has
             none: it minimises the cost of the soft midpoint, which is not the network that it keeps.
