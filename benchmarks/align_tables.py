@@ -176,7 +176,10 @@ def _tell_seconds(record: Record | None, kind: str) -> str:
 
 def _tell_ratio(ours: Record | None, theirs: Record | None, kind: str) -> str:
     done = ours is not None and theirs is not None and "failed" not in ours and "failed" not in theirs
-    return f"{theirs[kind] / ours[kind]:.2g}" if done else ""
+    if not done:
+        return ""
+    ratio = theirs[kind] / ours[kind]
+    return f"{ratio:.2g}" if ratio < 10 else f"{ratio:.0f}"
 
 
 def _tell_details(record: Record | None, kind: str) -> str:
@@ -189,7 +192,10 @@ def _tell_details(record: Record | None, kind: str) -> str:
 
 def _tell_failure(record: Record | None) -> str:
     """Words where there are no numbers."""
-    return "not run" if record is None else record["failed"].removeprefix("TimeoutError: ").replace("|", "/")[:50]
+    if record is None:
+        return "not run"
+    kind, _, why = record["failed"].partition(": ")
+    return (why if kind == "TimeoutError" else f"fails ({kind})").replace("|", "/")[:50]
 
 
 def _kind_of_seconds(records: Iterable[Record]) -> str:

@@ -3,9 +3,9 @@
 Three pairs per recipe: of six networks where that many are cheap to train, of three otherwise. Some recipes have three more,
 of networks that were trained in a second run. Methods see training images alone, and have the same settings in every row;
 those of the scales were chosen after looking at test accuracy of two pairs of "vgg11" and two of "resnet20-short".
-Activations are compared on 10,000 images; statistics are estimated on 50,000 augmented ones, as in REPAIR. Scales of networks
-without norms are those of their normalised twins. Methods without data see synthetic images alone, made from the norms of the
-two networks or drawn.
+Activations are compared on 10,000 images; statistics are estimated on 50,000 augmented ones, as in REPAIR. Scales of
+networks without norms are those of their normalised twins. Methods without data see synthetic images alone, made from the
+norms of the two networks or drawn.
 """
 
 from __future__ import annotations
