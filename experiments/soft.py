@@ -73,6 +73,7 @@ def run(config: dict[str, Any], device: str) -> dict[str, Any]:
     }
 
 
+@torch.no_grad()
 def _cosine(first: nn.Module, second: nn.Module) -> float:
     """Of the angle between the weights of two networks, the mean over their convolutions."""
     pairs = zip(first.modules(), second.modules(), strict=True)

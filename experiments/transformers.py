@@ -226,16 +226,38 @@ def _change(before: nn.Module, after: nn.Module, inputs: Tensor) -> float:
     return float((first - second).abs().max() / first.abs().max())
 
 
+def _verdicts(records: list[dict[str, Any]]) -> list[str]:
+    """What is left between the networks if all kinds are learned."""
+    lines = []
+    for network in RECIPES:
+        wanted = {"network": network, "method": "wm-all+learned", "steps": STEPS}
+        tests = [r["result"]["test"] for r in records if wanted.items() <= r["config"].items()]
+        if tests:
+            ends = fmean((test["accuracy"][0] + test["accuracy"][-1]) / 2 for test in tests)
+            middle = fmean(test["accuracy"][NUM_POINTS // 2] for test in tests)
+            highest = max(test["barrier"] for test in tests)
+            lines.append(
+                f"- {network}, all kinds learned, {len(tests)} pairs: highest test barrier {highest:.3f}, "
+                f"midpoint {middle:.2%}, ends {ends:.2%}."
+            )
+    return lines
+
+
 def draw(records: list[dict[str, Any]], folder: Path) -> None:
     """One table: a row per network and method, means over pairs; then three networks at once, and fewer steps."""
+    header = (
+        "| network | published | method | ends | test barrier | each pair | train barrier | accuracy, ends | midpoint "
+        "| seconds |"
+    )
     lines = [
         "# Transformers that were trained apart",
+        "",
+        *_verdicts(records),
         "",
         "Test barrier (the loss on the line above the line between the losses of the ends), and midpoint accuracy.",
         "Published: GLMC by weights / permutations learned / all learned, the last in a network that grows.",
         "",
-        "| network | published | method | ends | test barrier | each pair | train barrier | accuracy, ends | midpoint "
-        "| seconds |",
+        header,
         "|---" * 10 + "|",
     ]
     fewer, three = [], []
@@ -263,7 +285,7 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
         lines += ["", *three]
     if fewer:
         lines += ["", "Weight matching, then all kinds learned in fewer steps:", ""]
-        lines += ["| network | steps | " + lines[5].split(" | ", 3)[3], "|---" * 9 + "|", *fewer]
+        lines += ["| network | steps | " + header.split(" | ", 3)[3], "|---" * 9 + "|", *fewer]
     machines = sorted({f"{r['machine']}, torch {r['torch']}, commit {r['commit']}" for r in records})
     lines += ["", f"{len(records)} trials; {'; '.join(machines)}."]
     folder.mkdir(parents=True, exist_ok=True)
