@@ -1,5 +1,7 @@
 """A captured step computes what an eager one does. Without CUDA a stand-in for a graph calls the step itself."""
 
+import contextlib
+import gc
 import itertools
 import warnings
 import weakref
@@ -142,6 +144,36 @@ def test_a_capture_that_fails_is_a_warning():
     with pytest.warns(UserWarning, match="not permitted when stream is capturing"):
         found = follow(step, descent, batches([4] * 9))
     assert str(found) == str(follow(plain.run, plain, batches([4] * 9)))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_is_collected_during_a_capture(fails):
+    """What the collector frees on the device, such as an earlier graph, would invalidate it."""
+    was_enabled = []
+
+    def capture(run, batch):
+        was_enabled.append(gc.isenabled())
+        if fails:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return play(run, batch)
+
+    step = CapturedStep(Descent().run, True, CPU, fallback=False, capture_graph=capture)
+    with pytest.raises(RuntimeError) if fails else contextlib.nullcontext():
+        for batch in batches([4] * 9):
+            step(batch)
+    assert was_enabled == [False]
+    assert gc.isenabled()
+
+
+def test_a_step_is_freed_without_the_collector():
+    step = CapturedStep(Descent().run, True, CPU)
+    alive = weakref.ref(step)
+    gc.disable()
+    try:
+        del step
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_nothing_is_captured_unless_asked_for():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -51,8 +52,8 @@ class CapturedStep:
     ):
         self._run, self._capture, self._device = run, capture, device
         self._fallback, self._unroll = fallback, unroll
-        self._capture_graph = capture_graph or self._capture_cuda_graph
-        self._stream = _capturable_stream(device) if capture and device.type == "cuda" else None
+        stream = self._stream = _capturable_stream(device) if capture and device.type == "cuda" else None
+        self._capture_graph = capture_graph or (lambda run, batch: _capture_cuda_graph(run, batch, stream))
         self._num_calls = 0
         self._replay: Callable[[], object] | None = None
         self._result: Any = None
@@ -104,7 +105,8 @@ class CapturedStep:
         leaves, structure = tree_flatten(batch)
         self._batch = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure
         try:
-            self._replay, self._result = self._capture_graph(self._run_unrolled, tree_unflatten(*self._batch))
+            with _without_collector():
+                self._replay, self._result = self._capture_graph(self._run_unrolled, tree_unflatten(*self._batch))
         except RuntimeError as error:
             if not self._fallback:
                 raise
@@ -123,13 +125,6 @@ class CapturedStep:
             if isinstance(place, Tensor):
                 place.copy_(leaf, non_blocking=True)
         return True
-
-    def _capture_cuda_graph(self, run: Run, batch: Any) -> tuple[Callable[[], object], Any]:
-        graph = torch.cuda.CUDAGraph()
-        # Only this thread is restricted: others, such as those of a data loader, may use the device meanwhile.
-        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-            result = run(batch)
-        return graph.replay, result
 
     def _fall_back(self, reason: str) -> None:
         self._capture, self._stream = False, None
@@ -173,10 +168,30 @@ def _fits(own: Any, leaf: Any) -> bool:
     return type(own) is type(leaf) and own == leaf
 
 
+def _capture_cuda_graph(run: Run, batch: Any, stream: torch.cuda.Stream | None) -> tuple[Callable[[], object], Any]:
+    graph = torch.cuda.CUDAGraph()
+    # Only this thread is restricted: others, such as those of a data loader, may use the device meanwhile.
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        result = run(batch)
+    return graph.replay, result
+
+
 def _capturable_stream(device: torch.device) -> torch.cuda.Stream:
     """The current stream, or a new one if that is the default stream, which cannot be captured."""
     current = torch.cuda.current_stream(device)
     return torch.cuda.Stream(device) if current == torch.cuda.default_stream(device) else current
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Within it, Python collects no cycles: freeing what an earlier step held on the device can invalidate a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager
