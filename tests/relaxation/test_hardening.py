@@ -5,7 +5,7 @@ import torch
 
 import onebasin as ob
 from onebasin.relaxation import hardening
-from onebasin.relaxation.hardening import carry_to_parents, harden, joint_groups, joint_weights
+from onebasin.relaxation.hardening import Hardening, carry_to_parents, harden, harden_all, joint_groups, joint_weights
 
 
 def test_hardening_is_exact_on_nested_groups():
@@ -79,3 +79,13 @@ def test_starts_are_left_for_the_next_call_where_duals_came_for_nothing(monkeypa
     assert starts.keys() == {"h"}
     assert harden(symmetry, scores, starts=starts) == first
     assert [start is not None for start in given[-1]] == [len(matrix) == 9 for matrix in (scores["o"], scores["h"])]
+
+
+def test_several_scores_are_hardened_together(monkeypatch):
+    """As each alone, with one call of the solver for each level of nested groups."""
+    called, plain = [], hardening.assign_all
+    monkeypatch.setattr(hardening, "assign_all", lambda *args: called.append(1) or plain(*args))
+    scores = [{"h": torch.rand(2, 2), "d": torch.rand(2, 2, 3, 3)} for _ in range(3)]
+    found = harden_all(NESTED, [Hardening(scores[0]), Hardening(scores[1], carry=False), Hardening(scores[2])])
+    assert len(called) == 2
+    assert found == [harden(NESTED, each, carry=carry) for each, carry in zip(scores, (True, False, True), strict=True)]

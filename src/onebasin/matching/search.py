@@ -10,7 +10,7 @@ import torch
 
 from onebasin.matching.copies import find_copy
 from onebasin.matching.methods import Match, Method
-from onebasin.matching.methods.weight_matching import sweep
+from onebasin.matching.methods.weight_matching import sweep_all
 from onebasin.matching.problem import Problem
 from onebasin.matching.scaling import Learned, Scaling, learn_transform
 from onebasin.symmetries import Permutation, Symmetry, Transform
@@ -140,8 +140,8 @@ class Search:
         if not wanted or found.cost <= problem.objective.floor:
             return found
         # The sweeps from the identity are weight matching: the result costs no more than it.
-        for candidate in (found.permutation, *found.alternatives, problem.symmetry.identity()):
-            permutation, _ = sweep(problem.reporting_as("polish"), candidate)
+        starts = (found.permutation, *found.alternatives, problem.symmetry.identity())
+        for permutation in sweep_all(problem.reporting_as("polish"), starts):
             cost = problem.cost(permutation)
             if cost < found.cost:
                 found = replace(found, permutation=permutation, cost=cost)

@@ -14,9 +14,9 @@ from torch import Tensor
 from onebasin.relaxation.device_assignment import solve_on_device
 from onebasin.relaxation.host_assignment import find_prices, solve_on_host
 
-_THREADS_FROM = 64  # units; a smaller problem is solved before a thread has started
+THREADS_FROM = 64  # units; a smaller problem is solved before a thread has started
 _ROUNDING = 1e-13  # the gap of an assignment that is the best one up to roundings
-_DEVICE_FROM = 2**19  # entries of a batch; fewer are solved on the CPU before the launches on the device are over
+DEVICE_FROM = 2**19  # entries of a batch; fewer are solved on the CPU before the launches on the device are over
 _LARGEST_GAP = 1e-9  # of a solution from the device that is taken without another look
 _WIDEST_START = 1e3  # times the best scores of rows: prices further apart would cost digits of the scores
 
@@ -140,7 +140,7 @@ def assign_all(
     tasks = [task for batch in batches for task in batch.tasks()]
     tasks.sort(key=lambda task: -task[0])  # the longest first, so that no thread ends with one of them alone
     num_threads = min(len(tasks), torch.get_num_threads())
-    if num_threads > 1 and tasks[0][0] >= _THREADS_FROM:
+    if num_threads > 1 and tasks[0][0] >= THREADS_FROM:
         with ThreadPoolExecutor(num_threads) as pool:
             list(pool.map(lambda task: task[1](), tasks))
     else:
@@ -166,7 +166,7 @@ class _Batch:
         if start is not None and start.columns is not None and scores.numel():
             self._keep(start.columns.to(scores.device).reshape(len(self.scores), m))
         self.left = self.solved.nonzero()[:, 0]
-        if scores.is_cuda and m == n and len(self.left) * n * n >= _DEVICE_FROM:
+        if scores.is_cuda and m == n and len(self.left) * n * n >= DEVICE_FROM:
             self._solve_on_device()
         if len(self.left):  # what is solved on the CPU is collected there
             self.columns, self.prices = self.columns.cpu(), self.prices.cpu()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from onebasin.relaxation.assignment import Start, assign_all
+from onebasin.relaxation.assignment import Solution, Start, assign_all
 from onebasin.relaxation.plans import pair_index
 from onebasin.symmetries import Group, Permutation, Symmetry
 
@@ -22,6 +23,14 @@ def joint_groups(symmetry: Symmetry) -> list[list[Group]]:
         roots[group.name] = group.name if above is None else roots[above]
         found.setdefault(roots[group.name], []).append(group)
     return list(found.values())
+
+
+class Hardening(NamedTuple):
+    """Scores to decide by, see `harden` for what they are."""
+
+    scores: Mapping[str, Tensor]
+    carry: bool = True
+    starts: dict[str, Start] | None = None
 
 
 def harden(
@@ -44,25 +53,50 @@ def harden(
         starts: what an earlier call with similar scores has left here, and where this one leaves the same for the next. The
             answer is as exact, and found faster on a GPU. On the CPU nothing is left: duals cost more than they save.
     """
+    return harden_all(symmetry, [Hardening(scores, carry, starts)], groups)[0]
+
+
+def harden_all(
+    symmetry: Symmetry, hardenings: Sequence[Hardening], groups: Iterable[Group] | None = None
+) -> list[Permutation]:
+    """`harden` for several scores of the same groups, whose assignments are solved together, on several threads."""
     chosen = list(symmetry.groups.values()) if groups is None else list(groups)
     chosen.sort(key=lambda g: len(g.parents))
-    scores = {g.name: scores[g.name].detach() for g in chosen}
-    best: dict[str, Tensor] = {}
+    decided = [_Decided(symmetry, each, chosen) for each in hardenings]
     for _, level in itertools.groupby(reversed(chosen), key=lambda g: len(g.parents)):
-        groups = list(level)
-        found = assign_all([scores[g.name] for g in groups], [(starts or {}).get(g.name) for g in groups])
-        for group, (index, prices, solved) in zip(groups, found, strict=True):
-            if starts is not None and prices is not None and solved.any():
-                starts[group.name] = Start(prices, index)
-            best[group.name] = index.cpu()
-            parent = next((p for p in reversed(group.parents) if p in scores), None)
-            if carry and parent is not None:
-                value = scores[group.name].gather(-1, index.unsqueeze(-1)).sum((-1, -2))
-                scores[parent] = scores[parent] + _towards(symmetry, value, group, symmetry.groups[parent])
-    permutation = Permutation(symmetry, symmetry.identity_indices, check=False)
-    for group in chosen:  # ancestors first: which of a child's permutations are kept depends on theirs
-        permutation.indices[group.name] = best[group.name][pair_index(permutation, group)]
-    return permutation
+        pairs = [(each, group) for group in level for each in decided]
+        found = assign_all([each.scores[g.name] for each, g in pairs], [each.starts.get(g.name) for each, g in pairs])
+        for (each, group), solution in zip(pairs, found, strict=True):
+            each.take(group, solution)
+    return [each.permutation(chosen) for each in decided]
+
+
+class _Decided:
+    """The groups of one hardening that have been assigned, children before their parents."""
+
+    def __init__(self, symmetry: Symmetry, hardening: Hardening, groups: Iterable[Group]):
+        self.symmetry, self.hardening = symmetry, hardening
+        self.scores = {group.name: hardening.scores[group.name].detach() for group in groups}
+        self.starts = hardening.starts or {}
+        self.best: dict[str, Tensor] = {}
+
+    def take(self, group: Group, solution: Solution) -> None:
+        """Keep an assignment; its value joins the scores of the parent."""
+        index, prices, solved = solution
+        if self.hardening.starts is not None and prices is not None and solved.any():
+            self.hardening.starts[group.name] = Start(prices, index)
+        self.best[group.name] = index.cpu()
+        parent = next((p for p in reversed(group.parents) if p in self.scores), None)
+        if self.hardening.carry and parent is not None:
+            value = self.scores[group.name].gather(-1, index.unsqueeze(-1)).sum((-1, -2))
+            self.scores[parent] = self.scores[parent] + _towards(self.symmetry, value, group, self.symmetry.groups[parent])
+
+    def permutation(self, groups: Iterable[Group]) -> Permutation:
+        """What was assigned, ancestors first: which of a child's permutations are kept depends on theirs."""
+        permutation = Permutation(self.symmetry, self.symmetry.identity_indices, check=False)
+        for group in groups:
+            permutation.indices[group.name] = self.best[group.name][pair_index(permutation, group)]
+        return permutation
 
 
 def carry_to_parents(symmetry: Symmetry, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:

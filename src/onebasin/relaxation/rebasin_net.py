@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from onebasin.operator import sinkhorn
 from onebasin.relaxation.assignment import Start
-from onebasin.relaxation.hardening import harden, joint_weights
+from onebasin.relaxation.hardening import Hardening, harden_all, joint_weights
 from onebasin.relaxation.learned_bases import LearnedBases
 from onebasin.relaxation.plans import plan_shape, plans_of
 from onebasin.symmetries import Permutation, Symmetry, Transform
@@ -195,9 +195,9 @@ class RebasinNet(nn.Module):
         of_plans, of_logits = starts or (None, None)
         with torch.no_grad():
             weights = joint_weights(self.symmetry, self.plans() if plans is None else plans)
-            from_plans = harden(self.symmetry, weights, starts=of_plans)
             logits = self.unstack(dict(self.logits.items()))
-            from_logits = harden(self.symmetry, logits, carry=False, starts=of_logits)
+            both = Hardening(weights, starts=of_plans), Hardening(logits, carry=False, starts=of_logits)
+            from_plans, from_logits = harden_all(self.symmetry, both)
         return [from_plans] if from_plans == from_logits else [from_plans, from_logits]
 
 

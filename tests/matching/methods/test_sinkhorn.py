@@ -87,6 +87,53 @@ def test_nothing_is_assigned_where_the_best_of_every_row_has_stayed(monkeypatch)
     assert 1 < len(called) < 100
 
 
+def wide_pair():
+    """Two random networks with more units than are looked at after every step."""
+    torch.manual_seed(0)
+    layers = [[nn.Linear(8, 130), nn.ReLU(), nn.Linear(130, 3)] for _ in range(2)]
+    return [nn.Sequential(*each) for each in layers]
+
+
+def test_looks_at_wide_groups_are_put_off_while_rows_share_their_best_column():
+    a, b = wide_pair()
+    options = {"example_inputs": torch.zeros(1, 8), "method": "sinkhorn", "polish": False, "steps": 60, "patience": 60}
+    found = ob.align(b, to=a, **options)
+    assert [entry["step"] for entry in found.history] == [24, 49, 59]
+    batches = [(torch.randn(16, 8), torch.randint(3, (16,)))]
+    found = ob.align(b, to=a, objective=ob.Midpoint(nn.functional.cross_entropy), data=batches, lr=1e-6, **options)
+    assert found.history[0]["step"] == 4  # at the identity every row has a column of its own
+
+
+def test_a_copy_is_looked_at_as_soon_as_its_rows_have_columns_of_their_own():
+    a, _ = wide_pair()
+    twin, symmetry, answer = planted(a, torch.zeros(1, 8))
+    found = ob.align(twin, to=a, symmetry=symmetry, method="sinkhorn", polish=False, detect_copy=False)
+    assert found.permutation == answer
+    assert found.history[-1]["step"] < 24
+
+
+def test_no_look_is_put_off_at_the_end():
+    a, b = wide_pair()
+    options = {"example_inputs": torch.zeros(1, 8), "method": "sinkhorn", "polish": False}
+    assert [entry["step"] for entry in ob.align(b, to=a, steps=7, **options).history] == [6]
+    found = ob.align(b, to=a, steps=60, patience=7, **options)
+    assert found.history[0]["step"] == 7
+
+
+def test_the_polish_starts_from_where_the_descent_ended(monkeypatch):
+    """By the plans and by the logits, which differ here."""
+    given = []
+    monkeypatch.setattr("onebasin.matching.search.sweep_all", lambda problem, starts: given.extend(starts) or iter(starts))
+    a, b = wide_pair()
+    found = ob.align(b, to=a, example_inputs=torch.zeros(1, 8), method="sinkhorn")
+    net = ob.RebasinNet(b, found.permutation.symmetry)
+    net.load_state_dict({key: value for key, value in found.logits.items() if not key.startswith("adam.")})
+    ends = net.candidates()
+    assert len(ends) == 2
+    assert all(end in given for end in ends)
+    assert given[-1].is_identity
+
+
 def test_plans_that_do_not_fit_are_refused(monkeypatch):
     for module in ("methods.sinkhorn", "recommendation"):
         monkeypatch.setattr(f"onebasin.matching.{module}.available_memory", lambda device: 1000)

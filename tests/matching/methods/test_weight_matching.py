@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import onebasin as ob
-from onebasin.matching.methods.weight_matching import WeightMatching, sweep
+from onebasin.matching.methods.weight_matching import WeightMatching, sweep, sweep_all
 from onebasin.matching.problem import Problem
 from onebasin.matching.scores import score
 from onebasin.relaxation.objectives import parameter_keys
@@ -53,6 +53,20 @@ def test_sweeps_raise_the_inner_product_until_nothing_moves():
     assert match.converged
     assert match.cost == problem.cost(match.permutation) < problem.cost(problem.symmetry.identity())
     assert not WeightMatching(max_sweeps=1).match(problem).converged
+
+
+def test_starts_that_are_swept_together_end_where_each_ends_alone(monkeypatch):
+    """The same permutations and the same entries in the same order, whatever ran at the same time."""
+    torch.manual_seed(0)
+    a, b = (nn.Sequential(nn.Linear(3, 80), nn.ReLU(), nn.Linear(80, 80), nn.ReLU(), nn.Linear(80, 3)) for _ in range(2))
+    together, alone = [], []
+    starts = [problem_of(b, a).symmetry.random(torch.Generator().manual_seed(seed)) for seed in range(4)]
+    for history, num_threads in ((together, 3), (alone, 1)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=num_threads: count)
+        for number, found in enumerate(sweep_all(problem_of(b, a, report=history.append), starts)):
+            assert found == sweep(problem_of(b, a), starts[number])[0]
+            history.append({"step": number})
+    assert together == alone
 
 
 def test_only_chosen_groups_move():

@@ -8,8 +8,9 @@ group is on both axes of one tensor the problem is quadratic: such a step is tak
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -21,14 +22,16 @@ from onebasin.engines.reduction_tree import FAN_IN
 from onebasin.engines.work_meter import MATCHING
 from onebasin.matching.methods.base import Match, Method, check_choice, check_count
 from onebasin.matching.methods.basis_matching import sweep_transforms
-from onebasin.matching.problem import Problem
+from onebasin.matching.problem import Entry, Problem, ignore
 from onebasin.matching.scores import count_scoring, inner_products, order_from_anchors, score, touched_keys
+from onebasin.relaxation.assignment import DEVICE_FROM, THREADS_FROM
 from onebasin.relaxation.hardening import harden, joint_groups
 from onebasin.relaxation.objectives import WeightDistance
 from onebasin.symmetries import Group, Permutation, Symmetry
 from onebasin.tensors.states import State
 
 _INDEX = "index of "
+_MOST_TOGETHER = 2**28  # bytes of parameters; of larger networks several permuted sources might not fit into memory
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,38 @@ def sweep(
             if not num_moved:
                 return total, True
     return total, False
+
+
+def sweep_all(problem: Problem, starts: Sequence[Permutation]) -> Iterator[Permutation]:
+    """What `sweep` finds from each start, in their order; the starts are worked on at the same time where that is faster.
+
+    Each sweep is a sequence of assignments, and each assignment runs on one core.
+    """
+    if not _can_sweep_together(problem):
+        yield from (sweep(problem, start)[0] for start in starts)
+        return
+    stream = torch.cuda.current_stream(problem.device) if problem.device.type == "cuda" else None
+
+    def run(start: Permutation) -> tuple[Permutation, list[Entry]]:
+        entries: list[Entry] = []
+        with torch.cuda.stream(stream):  # a new thread has the default stream of the first device
+            return sweep(replace(problem, report=entries.append, progress=ignore), start)[0], entries
+
+    with ThreadPoolExecutor(min(len(starts), torch.get_num_threads())) as pool:
+        for found, entries in pool.map(run, starts):
+            for entry in entries:
+                problem.report(entry)
+            yield found
+
+
+def _can_sweep_together(problem: Problem) -> bool:
+    """Whether threads gain something, each has memory for a permuted source, and the engine keeps no order of results."""
+    if problem.source.is_lazy or problem.engine.is_remote or problem.engine.journal is not None:
+        return False
+    largest = max((group.size for group in problem.symmetry.groups.values()), default=0)
+    num_bytes = sum(problem.source.shapes[key].nbytes for key in problem.keys)
+    is_on_host = problem.device.type != "cuda" or largest**2 < DEVICE_FROM
+    return torch.get_num_threads() > 1 and largest >= THREADS_FROM and is_on_host and num_bytes <= _MOST_TOGETHER
 
 
 def _take_independent(
