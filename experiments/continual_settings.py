@@ -141,7 +141,7 @@ _MNIST_LATE = _start_at(
 )
 # MC-SGD: the rate of the sequential network, and that on the lines. CLeWI: the rate of replay, and the old network's weight.
 _CONNECTED = grid(lr=[0.01, 0.03, 0.1], line_lr=[0.03, 0.1, 0.3, 1.0])
-_INTERPOLATED = grid(lr=[0.01, 0.03, 0.1, 0.3], alpha=[0.1, 0.2, 0.3, 0.5], weighting=["equal"])
+_INTERPOLATED = grid(lr=[0.03, 0.1, 0.3, 1.0], alpha=[0.2, 0.3, 0.5, 0.7], weighting=["equal"])
 # Stable SGD has batches and a first network of its own: they are the method. Around what its authors report as working.
 _MNIST_STABLE = grid(lr=[0.03, 0.1, 0.3], gamma=[0.4, 0.55, 0.7, 0.85], dropout=[0.1, 0.25, 0.5])
 _CIFAR_STABLE = grid(lr=[0.05, 0.15, 0.45], gamma=[0.7, 0.85, 0.95], dropout=[0.05, 0.1, 0.2])
