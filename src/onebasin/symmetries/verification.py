@@ -325,9 +325,9 @@ def _jitter(state: LazyState) -> LazyState:
     def shake(key: str, value: Tensor) -> Tensor:
         if not value.is_floating_point():
             return value
-        drawn = torch.randn(value.shape, generator=torch.Generator().manual_seed(numbers[key]))
-        exact = value.double()
-        return torch.addcmul(exact, exact, drawn.to(exact), value=JITTER)
+        generator = torch.Generator().manual_seed(numbers[key])
+        shaken = torch.randn(value.shape, generator=generator).to(value.device, torch.float64)
+        return shaken.mul_(JITTER).mul_(value).add_(value)  # in place: an embedding is most of a model
 
     return state.map(shake)
 
