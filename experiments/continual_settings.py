@@ -156,7 +156,7 @@ TUNED: dict[str, list[tuple[str, str, list[Variant]]]] = {
         ("DER++", "derpp", _extend(_MNIST, grid(lr=[0.003, 0.01, 0.03, 0.1], alpha=[0.1, 0.25, 0.5, 1.0, 2.0]))),
         ("A-GEM", "agem", _extend(_MNIST, grid(lr=[0.003, 0.01, 0.03, 0.1, 0.3, 1.0], replay_size=[256]))),
         ("EWC", "ewc", _extend(_MNIST, grid(lr=[0.0003, 0.001, 0.003, 0.01], strength=[1.0, 3.0, 10.0, 30.0, 100.0]))),
-        ("LwF", "lwf", _extend(_MNIST, grid(lr=[0.01, 0.03, 0.1, 0.3], strength=[10.0, 30.0, 100.0]))),
+        ("LwF", "lwf", _extend(_MNIST, grid(lr=[0.003, 0.01, 0.03, 0.1], strength=[1.0, 3.0, 10.0, 30.0, 100.0]))),
         ("MC-SGD", "mcsgd", _extend(_MNIST, _CONNECTED)),
         ("Stable SGD", "stable_sgd", _extend({"batch_size": 64, "epochs": 1, "momentum": 0.8}, _MNIST_STABLE)),
         ("CLeWI", "clewi", _extend(_MNIST, _INTERPOLATED)),
