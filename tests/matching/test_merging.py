@@ -128,7 +128,7 @@ def test_forms_of_repair_have_names(form):
     options = {"example_inputs": X, "method": "weight-matching", "data": [X]}
     aligned = []
     merged = ob.merge(models, repair=form, on_result=lambda _, found: aligned.append(found.model), **options)
-    plain = ob.merge(models, **options)
+    plain = ob.merge(models, repair=None, **options)
     found = ob.repair(plain, [models[0], *aligned], [X], ob.symmetry(models[0], X), form=form)
     for key, value in merged.state_dict().items():
         torch.testing.assert_close(value, found.state[key])
@@ -140,6 +140,28 @@ def test_repair_by_name_needs_data():
         ob.merge(models, example_inputs=X, repair="rescale")
     with pytest.raises(ValueError, match="repair must be"):
         ob.merge(models, example_inputs=X, repair="rescales", data=[X])
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    return all(torch.equal(value, b.state_dict()[key]) for key, value in a.state_dict().items())
+
+
+def test_a_merge_is_repaired_where_there_is_data():
+    models = [mlp(seed) for seed in range(2)]
+    options = {"example_inputs": X, "method": "weight-matching"}
+    merged, plain = ob.merge(models, data=[X], **options), ob.merge(models, **options)
+    assert same(merged, ob.merge(models, data=[X], repair="repair", **options))
+    assert same(plain, ob.merge(models, data=[X], repair=None, **options))
+    assert not same(merged, plain)
+    for changed in ({"weights": [1.5, -0.5]}, {"layer_weights": {"0.*": [1, 0]}}):
+        assert same(ob.merge(models, data=[X], **options, **changed), ob.merge(models, **options, **changed))
+
+
+def test_changes_of_basis_are_not_repaired_by_default():
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)) for _ in range(2)]
+    options = {"example_inputs": X, "kinds": "all", "method": "weight-matching", "scaling": Scaling(steps=0)}
+    assert same(ob.merge(models, data=[X], **options), ob.merge(models, data=[X], repair=None, **options))
 
 
 def test_repair_is_applied():

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import onebasin as ob
-from onebasin.matching.problem import Problem
+from onebasin.matching.problem import Problem, make_problem
 from onebasin.relaxation.objectives import parameter_keys
 from onebasin.tensors.states import read_state
 from tests.matching.planted import DATA, X, mlp, pair, planted
@@ -51,6 +51,17 @@ def test_batches_come_again_without_end():
     assert [id(batch) for batch in itertools.islice(midpoint.stream(), 4)] == [id(batch) for batch in (*DATA, *DATA)]
     distance = problem_of(b, a, batches=DATA)
     assert list(itertools.islice(distance.stream(), 2)) == [None, None]
+
+
+@pytest.mark.parametrize(("count", "compared"), [(1, [0]), (3, [0, 1, 2]), (4, [0]), (9, [0, 1]), (40, [0, 1, 2, 3])])
+def test_descents_do_not_see_the_batches_that_permutations_are_compared_on(count, compared):
+    """With fewer than four batches there are too few to leave some out."""
+    a, b = pair()
+    data = [(X, torch.full((len(X),), number)) for number in range(count)]
+    problem = make_problem(b, a, ob.symmetry(a, X), ob.Midpoint(nn.functional.cross_entropy), data, lazily=False)
+    seen = [int(batch[1][0]) for batch in itertools.islice(problem.stream(), 2 * count)]
+    assert [int(batch[1][0]) for batch in problem.compared] == compared
+    assert set(seen) == set(range(count)) - (set(compared) if count >= 4 else set())
 
 
 def test_a_cost_is_the_mean_over_the_judged_batches():

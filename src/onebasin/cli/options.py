@@ -116,6 +116,15 @@ Repair = Annotated[
     RepairForm | None,
     _data("--repair", help="Put the statistics of mixed units right: on --data or, for norms and bias, without any."),
 ]
+LineRepair = Annotated[
+    RepairForm | None,
+    _data("--repair", help="On the lines of the report, put the statistics of mixed units right in this form."),
+]
+MergeRepair = Annotated[
+    Literal[RepairForm, "auto", "none"],
+    _data("--repair", help="Put the statistics of mixed units right: on --data or, for norms and bias, without any. auto: "
+          "repair, where the alignment runs the networks on --data."),
+]  # fmt: skip
 
 Out = Annotated[
     Path,

@@ -45,7 +45,7 @@ def merge(
     models: Sequence[M],
     example_inputs: Any = None,
     weights: Sequence[float] | None = None,
-    repair: RepairForm | Iterable[Any] | None = None,
+    repair: RepairForm | Literal["auto"] | Iterable[Any] | None = AUTO,
     symmetry: Symmetry | None = None,
     method: MethodName | Literal["auto"] | Method = AUTO,
     reference: Reference = "first",
@@ -65,9 +65,11 @@ def merge(
         example_inputs: to trace the symmetry with; not needed if `symmetry` is given.
         weights: of the models in the average; equal if None. They are scaled to sum to one.
         repair: how to correct the statistics of the merged model: a form of `onebasin.repair` by its name, measured on
-            `data`; or batches of data for the form "repair"; or None to leave the merged model as it is. With
-            ``kinds="positive"`` this form merges the normalised twins of networks without norms, see
-            `onebasin.landscape.normalised_twin`, and folds the norms into the weights; callbacks are given the twins.
+            `data`; or batches of data for the form "repair"; or None to leave the merged model as it is. "auto" is the form
+            "repair" if there is data; it is None for states, with `layer_weights` or negative weights, and where bases are
+            changed. With ``kinds="positive"`` this form merges the normalised twins of networks without norms, see
+            `onebasin.landscape.normalised_twin`, and folds the norms into the weights. Callbacks are given the twins, so
+            "auto" does this only without callbacks, `groups`, and permutations in `init`.
         symmetry: from `onebasin.symmetry` or `Symmetry.from_axes`. One written by hand is verified if inputs are known.
         method: how to align; see `onebasin.align`.
         reference: what the models are aligned to. "first": every model to the first. "mean": from there, every model in turn
@@ -132,6 +134,9 @@ def merge(
     scaling = options.get("scaling")
     if scaling is not None and scaling.both and len(models) > 2:
         raise ValueError("Scaling(both=True) is for two ends: of more models, reference='common' moves all but the first")
+    is_auto = isinstance(repair, str) and repair == AUTO
+    if is_auto:
+        repair = "repair" if call.data is not None and _suits_repair(models, shares, layer_weights) else None
     form, batches = _read_repair(repair, call.data)
     if form is not None and not all(isinstance(model, nn.Module) for model in models):
         raise ValueError("repair needs the networks: give modules, not state dicts")
@@ -149,10 +154,14 @@ def merge(
     if kinds == "all" and symmetry is None:
         models, symmetry, notes = canonicalise(models, example_inputs, call.data, untie)
     symmetry = find_symmetry(models, example_inputs, symmetry, call.data, kinds)
+    form = None if is_auto and symmetry.bases else form
+    fits_twins = call.groups is None and not any(isinstance(start, Permutation | Transform) for start in starts)
+    takes_twins = not is_auto or (fits_twins and on_aligned is None and on_result is None)
     if (
         symmetry.scales
         and not symmetry.bases
         and form == "repair"
+        and takes_twins
         and batches is not None
         and isinstance(models[0], nn.Module)
     ):
@@ -214,6 +223,13 @@ def _list_starts(init: Start | Sequence[Start], count: int) -> list[Start]:
             f"{count} models are aligned to the first, and init has {len(init)} starts: give one for each of them"
         )
     return list(init)
+
+
+def _suits_repair(
+    models: Sequence[Model], shares: Sequence[float], layer_weights: Mapping[str, Sequence[float]] | None
+) -> bool:
+    """Whether these are networks with one weight each, none below zero, so that their average can be repaired."""
+    return all(isinstance(model, nn.Module) for model in models) and min(shares) >= 0 and not layer_weights
 
 
 def _check_negative(shares: Sequence[float], form: RepairForm | None, reference: Reference) -> None:

@@ -33,7 +33,7 @@ from onebasin.tensors.states import LazyState, Model, State, StateDict, read_sta
 from onebasin.torch_internals import tree_map
 
 _NUM_COMPARED = 4
-"""Batches that hard permutations are compared on."""
+"""Batches that hard permutations are compared on: so many, or a quarter of the data if that is less."""
 
 
 _MARGIN = 1.1
@@ -106,6 +106,7 @@ class Problem:
         objective: bound to the architecture.
         batches: the data, if any, on the computing device; read again from the start each time.
         compared: the batches that hard permutations are compared on; empty if the objective uses no data.
+        num_held_out: how many batches at the beginning of the data descents do not see, because they are compared on them.
         model: the architecture, for methods that look at activations.
         seed: for everything random.
         report: called with every entry of the history.
@@ -121,6 +122,7 @@ class Problem:
     objective: Objective
     batches: Iterable[Any] | None = None
     compared: Sequence[Any] = ()
+    num_held_out: int = 0
     model: nn.Module | None = None
     seed: int = 0
     report: Callable[[Entry], None] = ignore
@@ -195,11 +197,11 @@ class Problem:
         return StateDict({**current, **{key: update.move(current[key], self.symmetry.layouts[key]) for key in keys}})
 
     def stream(self) -> Iterator[Any]:
-        """Batches for the objective, without end; None each time if it uses no data."""
+        """Batches for the objective, without end and without those held out; None each time if it uses no data."""
         if self.batches is None or not self.objective.uses_data:
             yield from itertools.repeat(None)
         while True:
-            yield from self.batches or ()
+            yield from itertools.islice(self.batches or (), self.num_held_out, None)
 
     def fresh(self, params: Mapping[str, Any]) -> StateDict:
         """The same parameters with buffers of their own: a batch norm in train mode writes into its statistics."""
@@ -351,10 +353,20 @@ def make_problem(
         bound = replace(bound, keys=cut_keys(bound.keys or keys, blocks))
     source, target = (state.to(device, dtype) for state in (source, target))
     batches = None if data is None else _MovedBatches(data, device, dtype)
-    compared: Sequence[Any] = ()
-    if batches is not None and objective.uses_data:
-        compared = [batch for batch, _ in zip(batches, range(_NUM_COMPARED), strict=False)]
-    return Problem(symmetry, source, target, keys, bound, batches, compared, module)
+    compared, num_held_out = ((), 0) if batches is None or not objective.uses_data else _hold_out(batches)
+    return Problem(symmetry, source, target, keys, bound, batches, compared, num_held_out, module)
+
+
+def _hold_out(batches: Iterable[Any]) -> tuple[Sequence[Any], int]:
+    """Batches to compare permutations on, and how many of them descents can do without.
+
+    They are a quarter of the data, or all of less than four batches, which descents then see too.
+    """
+    kept, count = [], 0
+    for batch in itertools.islice(batches, 4 * _NUM_COMPARED):
+        kept += [batch] if count < _NUM_COMPARED else []
+        count += 1
+    return (kept[: count // 4], count // 4) if count >= 4 else (kept, 0)
 
 
 def _fill(model: nn.Module, state: Model) -> nn.Module:

@@ -94,6 +94,35 @@ def test_merge_with_repair(onebasin, folder):
     plain, repaired = load(folder / "plain.pt"), load(folder / "repaired.pt")
     assert plain.keys() == repaired.keys()
     assert not torch.equal(plain["1.running_var"], repaired["1.running_var"])
+    data = ("--method", "auto", "--data", "cli_networks:batches")
+    for name, options, expected in (("auto.pt", (), "repair"), ("none.pt", ("--repair", "none"), None)):
+        ran = onebasin("merge", "x.pt", "y.pt", "-o", name, *conv, *data, *options, "--report", f"{name}.html", "--json")
+        assert ran.record["repair"] == expected
+    auto, none = load(folder / "auto.pt"), load(folder / "none.pt")
+    assert torch.equal(auto["0.weight"], none["0.weight"])
+    assert not torch.equal(auto["1.running_var"], none["1.running_var"])
+
+
+def test_lines_of_reports_are_repaired_as_the_merge_is(onebasin, folder):
+    for seed, name in enumerate(("x.pt", "y.pt")):
+        torch.manual_seed(seed)
+        torch.save(make_conv()[0].state_dict(), folder / name)
+    conv = ("--model", "cli_networks:make_conv", "--data", "cli_networks:batches", "--json", "--force")
+    aligned = ("align", "x.pt", "y.pt", "-o", "z.pt", *conv, "--report", "r.html")
+    merged = ("merge", "x.pt", "y.pt", "-o", "m.pt", *conv, "--report", "r.html")
+    ran = [
+        onebasin(*aligned, "--repair", "repair"),
+        onebasin(*merged),
+        onebasin(*aligned),
+        onebasin(*merged, "--repair", "none"),
+    ]
+    losses = [next(iter(each.record["paths"].values()))["metrics"]["loss"] for each in ran]
+    assert losses[0] == pytest.approx(losses[1])
+    assert losses[2] == pytest.approx(losses[3])
+    assert losses[0][5] != pytest.approx(losses[2][5])
+    ran = onebasin("align", "x.pt", "y.pt", "-o", "w.pt", *conv, "--repair", "repair")
+    assert ran.code == 2
+    assert "lines are in the report" in ran.err
 
 
 def test_reports_have_the_curves_where_there_is_data(onebasin, folder):
@@ -105,7 +134,7 @@ def test_reports_have_the_curves_where_there_is_data(onebasin, folder):
     assert list(paths) == ["as they are", "aligned"]
     assert paths["aligned"]["barrier"] == pytest.approx(0, abs=1e-5) != paths["as they are"]["barrier"]
     three = ("merge", "a.safetensors", "b.pt", "c.pt", *MLP, *data, "--reference", "mean", "-o", "m.pt")
-    record = onebasin(*three, "--report", "merge.html", "--json").record
+    record = onebasin(*three, "--repair", "none", "--report", "merge.html", "--json").record
     lines = ["a.safetensors to b.pt", "a.safetensors to c.pt"]
     assert list(record["paths"]) == [*lines, *(f"{line}, aligned" for line in lines)]
     assert record["paths"]["a.safetensors to b.pt, aligned"]["barrier"] == pytest.approx(0, abs=1e-5)

@@ -67,6 +67,7 @@ def align(
     objective: options.Objective = None,
     data: options.Data = None,
     loss: options.Loss = "cross-entropy",
+    repair: options.LineRepair = None,
     init: options.Init = None,
     groups: options.Groups = None,
     seed: options.Seed = 0,
@@ -96,6 +97,8 @@ def align(
     output, dtype = Output(json), find_type(out_dtype)
     if target_out is not None and kinds != "all":
         raise typer.BadParameter(f"TARGET stays as it is with --symmetry {kinds}", param_hint="--target-out")
+    if repair is not None and (report is None or data is None):
+        raise typer.BadParameter("lines are in the report and are measured on data: give both", param_hint="--repair")
     inputs.check_untie(untie, kinds)
     alignment = inputs.read_alignment_options(
         method=method, objective=objective, data=data, loss=loss, settings=settings, device=device,
@@ -139,7 +142,7 @@ def align(
         running.meter.expect(WRITING, moved.num_bytes)
         record = record_run(output, [target, model], files, seed, running) if report or card or target_card else None
         lines = LineEvaluator(models, inputs.read_loss(loss), inputs.read_data(data if report else None, "test"),
-                              device=device)  # fmt: skip
+                              repair=repair, device=device)  # fmt: skip
         paths = lines.evaluate_lines({"as they are": moved}, progress)
         first, second = alignment.load(models, run=kinds != "permutation")
         known = alignment.symmetry_of(models, kinds, untie)

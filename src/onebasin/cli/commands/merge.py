@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -34,7 +34,7 @@ from onebasin.cli.recipes import use_recipe
 from onebasin.cli.run_record import RunRecord, record_run
 from onebasin.cli.saved_elements import place_elements
 from onebasin.engines.work_meter import WRITING
-from onebasin.landscape.calibration import DATA_FREE
+from onebasin.landscape.calibration import DATA_FREE, RepairForm
 from onebasin.matching.merging import Reference
 from onebasin.matching.problem import Entry
 from onebasin.matching.recommendation import AUTO
@@ -84,7 +84,7 @@ def merge(
         typer.Option("--reference", help="Align all to the first; or each to the mean of the others until nothing moves; "
                      "or all at once to a common frame.", rich_help_panel="Method"),
     ] = "first",
-    repair: options.Repair = None,
+    repair: options.MergeRepair = AUTO,
     architecture: options.Architecture = None,
     input_shape: options.InputShape = None,
     ignore: options.Ignore = None,
@@ -140,14 +140,15 @@ def merge(
     shares = check_weights(_read_weights("--weights", weights), len(paths), normalise=True)
     by_layer = _read_layer_weights(layer_weights)
     parameters = mergekit.read_options(then, then_set, len(paths), {
-        "--repair": repair, "--layer-weights": layer_weights, "--out-dtype": out_dtype,
+        "--repair": None if repair == AUTO else repair, "--layer-weights": layer_weights, "--out-dtype": out_dtype,
         "--reference": kinds != "permutation" and reference != "first",
     })  # fmt: skip
     alignment = inputs.read_alignment_options(
         method=method, objective=objective, data=data, loss=loss, settings=settings, device=device,
         init=init or [], groups=groups or None, seed=seed, restarts=restarts, polish=polish, detect_copy=detect_copy,
     )  # fmt: skip
-    if repair not in (None, *DATA_FREE) and alignment.data is None:
+    form = _choose_repair(repair, alignment.runs_networks and not (by_layer or then or kinds == "all"), shares)
+    if form not in (None, *DATA_FREE) and alignment.data is None:
         raise ValueError(f"--repair {repair} runs the networks: give --data, or take --repair norms, which needs none")
     running = choose_engine(output, engine, workers, address, memory, device, resume)
     files = inputs.open_files(paths)
@@ -179,7 +180,8 @@ def merge(
     outputs.show_inputs(output, paths, models)
     summary: dict[str, Any] = {
         "command": "merge", "models": paths, "out": out, "weights": shares, "method": method, "reference": reference,
-        "kinds": kinds, "permutations": None if saved is None else saved.paths, "symmetry": models.symmetry.summary(),
+        "kinds": kinds, "repair": form, "permutations": None if saved is None else saved.paths,
+        "symmetry": models.symmetry.summary(),
     }  # fmt: skip
     if dry_run:
         further = [*aligned_folders.written, aligned_folders.configuration] if then else []
@@ -191,13 +193,14 @@ def merge(
         running.meter.expect(WRITING, like.num_bytes)
         record = record_run(output, paths, files, seed, running) if report or card else None
         lines = LineEvaluator(models, inputs.read_loss(loss), inputs.read_data(data if report else None, "test"),
-                              device=device)  # fmt: skip
+                              repair=form, device=device)  # fmt: skip
         curves = lines.evaluate_lines(_name_lines(found.names, models.checkpoints), progress)
-        given = alignment.load(models, repair is not None or kinds != "permutation", dtype is not None)
+        given = alignment.load(models, form is not None or kinds != "permutation", dtype is not None)
         merged = ob.merge(
-            given, weights=shares, repair=repair, reference=reference, progress=progress, on_aligned=found.keep,
-            on_result=found.add, layer_weights=by_layer, engine=running, **alignment.symmetry_of(models, kinds, untie),
-            **alignment.arguments | ({} if repair is None else {"data": alignment.data}),
+            given, weights=shares, repair=cast(Any, repair) if form else None, reference=reference, progress=progress,
+            on_aligned=found.keep, on_result=found.add, layer_weights=by_layer, engine=running,
+            **alignment.symmetry_of(models, kinds, untie),
+            **alignment.arguments | ({} if form is None else {"data": alignment.data}),
         )  # fmt: skip
         untied = list_untied(models.symmetry.ties, found.elements[0].symmetry.ties) if untie else ()
         likes = [untie_checkpoint(each, untied, models.symmetry.ties) for each in models.checkpoints]
@@ -228,7 +231,7 @@ def merge(
             unaligned = lines.evaluate_state(interpolate(models.checkpoints, shares, by_key))
     for note in found.notes:
         output.note(note)
-    facts = found.list_facts(shares, measured)
+    facts = {**found.list_facts(shares, measured), **({} if form is None else {"repair": form})}
     facts |= {"untied": outputs.describe_untied(out, likes[0])} if untie else {}
     shown = {**facts, "notes": " ".join(found.notes), "written": out}
     averages = {"the merge": measured, "the average without alignment": unaligned} if measured else {}
@@ -255,6 +258,13 @@ def merge(
         "unaligned": unaligned, "notes": [*models.notes, *left_out, *found.notes], "paths": list_numbers(curves),
         **list_engine_values(running),
     })  # fmt: skip
+
+
+def _choose_repair(name: str, suits: bool, shares: Sequence[float]) -> RepairForm | None:
+    """The form of a name; "auto" is "repair" where that suits, and weights are not negative."""
+    if name == AUTO:
+        return "repair" if suits and min(shares) >= 0 else None
+    return None if name == "none" else cast(RepairForm, name)
 
 
 @dataclass(frozen=True)
