@@ -157,6 +157,32 @@ def test_a_merge_is_repaired_where_there_is_data():
         assert same(ob.merge(models, data=[X], **options, **changed), ob.merge(models, **options, **changed))
 
 
+def test_a_repair_that_does_not_lower_the_loss_is_not_kept():
+    models = [mlp(seed) for seed in range(2)]
+    told, kept = [], []
+    for sign in (1, -1):  # the repaired merge has the larger outputs
+        loss = ob.Midpoint(lambda output, _, sign=sign: sign * output.square().mean())
+        options = {"example_inputs": X, "objective": loss, "data": [(X, None)], "method": "weight-matching"}
+        merged, plain = ob.merge(models, on_repair=told.append, **options), ob.merge(models, repair=None, **options)
+        kept.append(same(merged, plain))
+    assert kept == [True, False]
+    assert told[0] is None
+    assert told[1].repaired == ("0", "2")
+
+
+def test_a_network_without_layers_to_repair_is_merged_as_it_is():
+    class Bare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w, self.v = (nn.Parameter(torch.randn(size)) for size in ((3, 4), (4, 2)))
+
+        def forward(self, x):
+            return torch.relu(x @ self.w) @ self.v
+
+    models = [Bare(), Bare()]
+    assert same(ob.merge(models, data=[X]), ob.merge(models, data=[X], repair=None))
+
+
 def test_changes_of_basis_are_not_repaired_by_default():
     torch.manual_seed(0)
     models = [nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)) for _ in range(2)]

@@ -191,6 +191,12 @@ def repair_in_place(model: nn.Module, *args: Any, **options: Any) -> None:
     model.load_state_dict(repair(model, *args, **options).state)
 
 
+def can_be_repaired(model: nn.Module, symmetry: Symmetry, data: Iterable[Any]) -> bool:
+    """Whether the form "repair" finds batch norms, or layers that make free units, in a network; it runs one batch."""
+    ours = copy_model(model)
+    return bool(batch_norms(ours) or find_layers(ours, symmetry.bind(ours), data)[0])
+
+
 def find_layers(model: nn.Module, symmetry: Symmetry, data: Iterable[Any]) -> tuple[dict[str, int], dict[str, str]]:
     """The layers to repair with the axis of their units (from the right), and those that cannot be, with the reason."""
     layers = {p: m for p, m in model.named_modules() if isinstance(m, nn.Linear | Convolution) and _makes_units(p, symmetry)}

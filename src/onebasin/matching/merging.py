@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Unpack, cast, get_args
@@ -11,8 +12,8 @@ import torch
 from torch import nn
 
 from onebasin.engines import Engine, opened
-from onebasin.landscape.batches import check_data, take_example
-from onebasin.landscape.calibration import DATA_FREE, RepairForm, check_form
+from onebasin.landscape.batches import call_model, check_data, copy_model, move_to, split_batch, take_example
+from onebasin.landscape.calibration import DATA_FREE, Repair, RepairForm, can_be_repaired, check_form
 from onebasin.landscape.calibration import repair as repair_statistics
 from onebasin.landscape.normalised_twin import fold_twin, make_twin
 from onebasin.matching.alignment import Alignment, AlignOptions, align, transform_model
@@ -24,19 +25,21 @@ from onebasin.matching.methods.base import check_choice, check_count
 from onebasin.matching.problem import make_problem
 from onebasin.matching.recommendation import AUTO
 from onebasin.matching.scaling import Scaling, learn_together
-from onebasin.relaxation.objectives import each_tied_once, parameter_keys
+from onebasin.relaxation.objectives import Midpoint, RandomPoint, each_tied_once, parameter_keys
 from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.tensors.comparison import check_alike
 from onebasin.tensors.interpolation import check_weights, interpolate
 from onebasin.tensors.layer_weights import find_layer_weights
 from onebasin.tensors.progress import Progress, show_progress
 from onebasin.tensors.seeding import seeded
-from onebasin.tensors.states import M, Model, read_state
+from onebasin.tensors.states import M, Model, StateDict, read_state
 
 Reference = Literal["first", "mean", "common"]
 """What models are aligned to; see `merge`."""
 Start = Permutation | Transform | MethodName | Method | None
 """Where the alignment of a model starts; see `onebasin.align`."""
+_NUM_JUDGED = 4
+"""Batches on which a merge is compared with the repaired one."""
 _GAIN = 1e-3
 """The share of the cost by which a round with scales or bases, which could go on forever, must lower it."""
 
@@ -53,6 +56,7 @@ def merge(
     seed: int = 0,
     on_aligned: Callable[[Sequence[Permutation | Transform]], None] | None = None,
     on_result: Callable[[int, Alignment[Any]], None] | None = None,
+    on_repair: Callable[[Repair | None], None] | None = None,
     init: Start | Sequence[Start] = None,
     layer_weights: Mapping[str, Sequence[float]] | None = None,
     untie: bool = False,
@@ -65,9 +69,10 @@ def merge(
         example_inputs: to trace the symmetry with; not needed if `symmetry` is given.
         weights: of the models in the average; equal if None. They are scaled to sum to one.
         repair: how to correct the statistics of the merged model: a form of `onebasin.repair` by its name, measured on
-            `data`; or batches of data for the form "repair"; or None to leave the merged model as it is. "auto" is the form
-            "repair" if there is data; it is None for states, with `layer_weights` or negative weights, and where bases are
-            changed. With ``kinds="positive"`` this form merges the normalised twins of networks without norms, see
+            `data`; or batches of data for the form "repair"; or None to leave the merged model as it is. "auto" takes this
+            form where there is data and something to repair, and keeps it unless `objective` has a loss that it does not
+            lower; states, `layer_weights`, negative weights and changes of basis are not repaired by default. With
+            ``kinds="positive"`` this form merges the normalised twins of networks without norms, see
             `onebasin.landscape.normalised_twin`, and folds the norms into the weights. Callbacks are given the twins, so
             "auto" does this only without callbacks, `groups`, and permutations in `init`.
         symmetry: from `onebasin.symmetry` or `Symmetry.from_axes`. One written by hand is verified if inputs are known.
@@ -83,6 +88,7 @@ def merge(
         on_aligned: called with what was done to each model, before they are averaged: a `Permutation`, or a `Transform` of
             its canonical form if the symmetry has scales or bases.
         on_result: called after each alignment with the number of the model that it moved, from zero, and its result.
+        on_repair: called with what the repair did, or with None if the merge is left as it is.
         init: where the alignment to the first model starts, see `onebasin.align`: for all models, or a list with one for
             each model but the first.
         layer_weights: other weights in the average for tensors whose names fit a shell pattern, such as
@@ -113,7 +119,7 @@ def merge(
         with opened(given) as running:
             return merge(
                 models, example_inputs, weights, repair, symmetry, method, reference, max_rounds, seed, on_aligned,
-                on_result, init, layer_weights, untie, **{**options, "engine": running},
+                on_result, on_repair, init, layer_weights, untie, **{**options, "engine": running},
             )  # fmt: skip
     if "to" in options:
         raise TypeError("merge has no argument to=: what the models are aligned to is reference='first', 'mean' or 'common'")
@@ -125,6 +131,7 @@ def merge(
     check_count("max_rounds", max_rounds, at_least=0)
     check_callback("on_aligned", on_aligned)
     check_callback("on_result", on_result)
+    check_callback("on_repair", on_repair)
     moved = models if reference == "mean" else models[1:]
     starts = _list_starts(init, len(models) - 1)
     call = check_call(moved, symmetry=symmetry, method=method, seed=seed, init=starts[0], untie=untie, **options)
@@ -154,9 +161,10 @@ def merge(
     if kinds == "all" and symmetry is None:
         models, symmetry, notes = canonicalise(models, example_inputs, call.data, untie)
     symmetry = find_symmetry(models, example_inputs, symmetry, call.data, kinds)
-    form = None if is_auto and symmetry.bases else form
+    if is_auto and form is not None and not _is_repaired_by_default(models, symmetry, batches, seed):
+        form = None
     fits_twins = call.groups is None and not any(isinstance(start, Permutation | Transform) for start in starts)
-    takes_twins = not is_auto or (fits_twins and on_aligned is None and on_result is None)
+    takes_twins = not is_auto or (fits_twins and on_aligned is on_result is on_repair is None)
     if (
         symmetry.scales
         and not symmetry.bases
@@ -170,9 +178,8 @@ def merge(
             passed = {"weights": weights, "repair": batches, "method": method, "seed": seed, "reference": reference}
             passed |= {**options, "init": starts, "kinds": "positive"}
             found = [twin[0] for twin in twins if twin is not None]
-            return cast(
-                M, _merge_twins(models[0], found, call, {**passed, "on_aligned": on_aligned, "on_result": on_result})
-            )
+            passed |= {"on_aligned": on_aligned, "on_result": on_result, "on_repair": on_repair}
+            return cast(M, _merge_twins(models[0], found, call, passed))
 
     def align_model(number: int, model: Model, to: Model, start: Start, how: AlignOptions) -> Alignment[Any]:
         result = align(model, to, symmetry=symmetry, method=method, seed=seed, init=start, **how)
@@ -206,9 +213,16 @@ def merge(
         on_aligned(frame.elements)
     by_key = find_layer_weights(states[0].shapes, layer_weights or {}, len(models), symmetry.ties)
     merged = _average(frame.aligned, shares, by_key)
+    repaired = None
     if form is not None:
-        found = repair_statistics(merged, frame.aligned, batches, symmetry, weights=shares, form=form)
-        merged.load_state_dict(found.state)
+        with seeded(seed, read_state(merged).device):  # the order of a loader that shuffles
+            repaired = repair_statistics(merged, frame.aligned, batches, symmetry, weights=shares, form=form)
+            if is_auto and not _lowers_loss(repaired.state, merged, call):
+                repaired = None
+    if repaired is not None:
+        merged.load_state_dict(repaired.state)
+    if on_repair is not None:
+        on_repair(repaired)
     if min(min(each) for each in (shares, *by_key.values())) < 0:
         _check_variances(merged, shares)
     return merged
@@ -230,6 +244,28 @@ def _suits_repair(
 ) -> bool:
     """Whether these are networks with one weight each, none below zero, so that their average can be repaired."""
     return all(isinstance(model, nn.Module) for model in models) and min(shares) >= 0 and not layer_weights
+
+
+def _is_repaired_by_default(models: Sequence[Model], symmetry: Symmetry, data: Iterable[Any] | None, seed: int) -> bool:
+    """Whether there is something to repair in these networks, and units have a basis of their own to be repaired in."""
+    if symmetry.bases or data is None:
+        return False
+    with seeded(seed, read_state(models[0]).device):
+        return can_be_repaired(cast(nn.Module, models[0]), symmetry, data)
+
+
+def _lowers_loss(state: StateDict, merged: nn.Module, call: Call) -> bool:
+    """Whether another state of a network has a lower loss on the first batches; true if the objective has no loss."""
+    if not isinstance(call.objective, Midpoint | RandomPoint) or call.data is None:
+        return True
+    model, batches = copy_model(merged), list(itertools.islice(call.data, _NUM_JUDGED))
+    losses = []
+    with torch.no_grad():
+        for each in (read_state(merged), state):
+            model.load_state_dict(each)
+            outputs = ((call_model(model, inputs), target) for inputs, target in map(split_batch, batches))
+            losses.append(sum(float(call.objective.loss(output, move_to(model, target))) for output, target in outputs))
+    return losses[1] < losses[0]
 
 
 def _check_negative(shares: Sequence[float], form: RepairForm | None, reference: Reference) -> None:

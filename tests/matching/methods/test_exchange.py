@@ -48,7 +48,7 @@ def test_pairs():
 
 def pair(width: int = 12):
     torch.manual_seed(0)
-    x = torch.randn(256, 5)
+    x = torch.randn(1024, 5)
     y = (x[:, 0] * x[:, 1] > 0).long()
     networks = []
     for _ in range(2):

@@ -34,7 +34,7 @@ from onebasin.cli.recipes import use_recipe
 from onebasin.cli.run_record import RunRecord, record_run
 from onebasin.cli.saved_elements import place_elements
 from onebasin.engines.work_meter import WRITING
-from onebasin.landscape.calibration import DATA_FREE, RepairForm
+from onebasin.landscape.calibration import DATA_FREE, Repair, RepairForm
 from onebasin.matching.merging import Reference
 from onebasin.matching.problem import Entry
 from onebasin.matching.recommendation import AUTO
@@ -180,7 +180,7 @@ def merge(
     outputs.show_inputs(output, paths, models)
     summary: dict[str, Any] = {
         "command": "merge", "models": paths, "out": out, "weights": shares, "method": method, "reference": reference,
-        "kinds": kinds, "repair": form, "permutations": None if saved is None else saved.paths,
+        "kinds": kinds, "permutations": None if saved is None else saved.paths,
         "symmetry": models.symmetry.summary(),
     }  # fmt: skip
     if dry_run:
@@ -192,16 +192,17 @@ def merge(
     with output.progress() as progress, running.meter.reporting(progress), inputs.explain_data_errors(alignment.data):
         running.meter.expect(WRITING, like.num_bytes)
         record = record_run(output, paths, files, seed, running) if report or card else None
-        lines = LineEvaluator(models, inputs.read_loss(loss), inputs.read_data(data if report else None, "test"),
-                              repair=form, device=device)  # fmt: skip
-        curves = lines.evaluate_lines(_name_lines(found.names, models.checkpoints), progress)
         given = alignment.load(models, form is not None or kinds != "permutation", dtype is not None)
         merged = ob.merge(
             given, weights=shares, repair=cast(Any, repair) if form else None, reference=reference, progress=progress,
-            on_aligned=found.keep, on_result=found.add, layer_weights=by_layer, engine=running,
-            **alignment.symmetry_of(models, kinds, untie),
+            on_aligned=found.keep, on_result=found.add, on_repair=found.repairs.append, layer_weights=by_layer,
+            engine=running, **alignment.symmetry_of(models, kinds, untie),
             **alignment.arguments | ({} if form is None else {"data": alignment.data}),
         )  # fmt: skip
+        form = form if found.repairs[0] else None
+        lines = LineEvaluator(models, inputs.read_loss(loss), inputs.read_data(data if report else None, "test"),
+                              repair=form, device=device)  # fmt: skip
+        curves = lines.evaluate_lines(_name_lines(found.names, models.checkpoints), progress)
         untied = list_untied(models.symmetry.ties, found.elements[0].symmetry.ties) if untie else ()
         likes = [untie_checkpoint(each, untied, models.symmetry.ties) for each in models.checkpoints]
         state = outputs.cast_like(like, merged, dtype)
@@ -252,7 +253,7 @@ def merge(
     finish_journal(running)
     output.show_facts({**facts, **list_engine_facts(running), "wrote": [path for path in written if path is not None]})
     output.finish({
-        **summary, "untied": likes[0].layout.untied, "report": report, "method": found.methods,
+        **summary, "untied": likes[0].layout.untied, "report": report, "method": found.methods, "repair": form,
         "changes": {name: outputs.list_changes(each) for name, each in found.moved.items()},
         "history": found.history, "merged": measured,
         "unaligned": unaligned, "notes": [*models.notes, *left_out, *found.notes], "paths": list_numbers(curves),
@@ -275,12 +276,14 @@ class _Alignments:
         names: of the models.
         elements: what was done to each model.
         results: the alignments in their order, each with the name of its model.
+        repairs: what the repair of the merge did, once it is made; None if it was left as it is.
         remarks: further notes.
     """
 
     names: list[str]
     elements: list[ob.Permutation | ob.Transform] = field(default_factory=list)
     results: list[tuple[str, ob.Alignment[Any]]] = field(default_factory=list)
+    repairs: list[Repair | None] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
     def keep(self, elements: Sequence[Any]) -> None:
