@@ -250,6 +250,14 @@ FRONTS: dict[str, list[tuple[str, str, list[Variant], str]]] = {
         ),
     ],
 }
+# What positive scales of units bring beside permutations, with the authors' settings and with those that validation chose.
+# Each network is trained by itself, so that both rows of a pair have the same memories.
+SCALED: dict[str, Variant] = {
+    "as the authors": REBASIN_MNIST,
+    "stored outputs, late steps": {
+        **_MNIST, "share_after_fusion": 0.5, "recall": 0.5, "clip": None, "decay": 0.01, "weighting": "equal", "mass": 0.9,
+    },
+}  # fmt: skip
 # Rows that are tuned for two hidden layers too.
 _DEEPER = (
     "re-basin",
@@ -298,6 +306,9 @@ def list_trials(quick: bool) -> list[Trial]:
     for first, row in itertools.product(range(0, 20, 5), ("as the authors", "no permutation")):
         seeds = list(range(first, first + 5))
         trials.append(_trial("seeds", "mnist", row, "rebasin", [{**REBASIN_MNIST, **ABLATIONS[row]}], seeds))
+    for row, variant in SCALED.items():
+        trials.append(_trial("kinds", "mnist", row, "rebasin", [variant], kinds="permutation"))
+        trials.append(_trial("kinds", "mnist", f"{row}, with scales", "rebasin", [variant], kinds="positive"))
     return trials + _cost_trials("mnist") + _cost_trials("cifar")
 
 

@@ -21,6 +21,7 @@ STAGES = {
     "seeds": "re-basin with the authors' settings, more seeds",
     "tuned": "settings chosen on validation data",
     "authors": "baselines with the authors' settings",
+    "kinds": "re-basin with permutations, and with positive scales beside them",
 }
 PAIRS = [
     ("rebasin", "as the authors", "no permutation"),
@@ -30,6 +31,8 @@ PAIRS = [
     ("tuned", "re-basin, stored outputs", "residual alone, stored outputs"),
     ("tuned", "re-basin, stored outputs, late steps", "residual alone, stored outputs"),
     ("tuned", "re-basin, stored outputs, late steps", "DER++"),
+    ("kinds", "as the authors, with scales", "as the authors"),
+    ("kinds", "stored outputs, late steps, with scales", "stored outputs, late steps"),
 ]
 MIN_SEEDS = 5
 """With fewer pairs a difference is not tested."""
