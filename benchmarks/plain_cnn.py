@@ -13,7 +13,7 @@ import copy
 import functools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import onebasin as ob
+from benchmarks.pipelines import SHORTER, align_in_turn
 from benchmarks.records import Record, complete, tabulate, write_page
 from onebasin import datasets
 from onebasin.landscape.evaluation import mean_loss
@@ -117,21 +118,18 @@ def measure_accuracy(model: nn.Module) -> float:
 def measure(config: Record) -> Record:
     """Align a pair by activation matching and by the default, and measure the midpoints."""
     pair = make_pair(config["pair"])
-    goal: dict[str, Any] = {"objective": ob.Midpoint(CRITERION, repaired=True)}
-    ways: dict[str, list[dict[str, Any]]] = {
-        "activation matching": [{"method": "activation-matching"}],
-        "without the sharp descent": [
-            {"method": "activation-matching"}, {"method": ob.Sinkhorn(), **goal}, {"method": ob.Exchange(rounds=2), **goal}
-        ],
-        "the default": [goal],
-    }  # fmt: skip
+    symmetry, batches = pair.symmetry, pair.batches
+    goal: dict[str, Any] = {"objective": ob.Midpoint(CRITERION, repaired=True), "symmetry": symmetry, "data": batches}
+    shorter = SHORTER["without the sharp descent"]
+    ways: dict[str, Callable[[], ob.Alignment[Any]]] = {
+        "activation matching": lambda: align_in_turn(pair.b, pair.a, shorter[:1], symmetry=symmetry, data=batches),
+        "without the sharp descent": lambda: align_in_turn(pair.b, pair.a, shorter, **goal),
+        "the default": lambda: ob.align(pair.b, to=pair.a, **goal),
+    }
     record: Record = {"ends": [measure_accuracy(model) for model in (pair.a, pair.b)]}
-    for name, calls in ways.items():
-        begin, found = time.process_time(), None
-        for arguments in calls:
-            init = None if found is None else found.permutation
-            found = ob.align(pair.b, to=pair.a, symmetry=pair.symmetry, data=pair.batches, init=init, **arguments)
-        assert found is not None
+    for name, align in ways.items():
+        begin = time.process_time()
+        found = align()
         seconds = time.process_time() - begin
         accuracy = measure_accuracy(pair.average(found.permutation))
         record[name] = {"accuracy": accuracy, "cost": found.cost, "seconds": seconds, "notes": list(found.notes[1:])}

@@ -18,11 +18,11 @@ def complete(path: Path, configs: Iterable[Config], measure: Callable[[Config], 
 
     An interrupted run goes on where it stopped. Delete the file to measure everything again.
     """
-    configs = list(configs)
+    configs, machine = list(configs), describe_machine("cpu")  # the code that runs is what was there when it was imported
     done = {identify(record["config"]): record for record in read_records(path)}
     for config in configs:
         if identify(config) not in done:
-            record = {"config": config, "result": _round(measure(config)), **describe_machine("cpu")}
+            record = {"config": config, "result": _round(measure(config)), **machine}
             append(path, record)
             done[identify(config)] = record
             print(f"{config}: {record['result']}", flush=True)
