@@ -55,10 +55,10 @@ def test_with_data_and_an_objective_methods_follow_each_other():
     options = {"data": DATA, "objective": ob.Midpoint(LOSS)}
     result = ob.align(mlp(1), to=mlp(0), example_inputs=X, **options)
     assert result.method == "activation-matching, sinkhorn, sinkhorn, exchange"
-    names = "activation-matching, then sinkhorn, then sinkhorn from plans of mass 0.99, then exchange"
+    names = "activation-matching, then sinkhorn, then sinkhorn from plans of mass 0.999, then exchange"
     assert result.notes[0].startswith(f"{names} were chosen: ")
     titles = [note.split(" lowered")[0].split(" left")[0] for note in result.notes[1:]]
-    assert titles == ["sinkhorn", "sinkhorn from plans of mass 0.99", "exchange"]
+    assert titles == ["sinkhorn", "sinkhorn from plans of mass 0.999", "exchange"]
     costs = [ob.align(mlp(1), to=mlp(0), example_inputs=X, method="activation-matching", **options).cost]
     by_hand = ob.align(mlp(1), to=mlp(0), example_inputs=X, method="sinkhorn", init="activation-matching", **options)
     costs += [by_hand.cost]

@@ -16,7 +16,7 @@ from onebasin.tensors.states import State
 
 AUTO = "auto"
 """The default method of `align`, `merge` and the command."""
-SHARP = Sinkhorn(start="scaled", mass=0.99, lr=0.4)
+SHARP = Sinkhorn(start="scaled", mass=0.999, lr=0.4)
 """A descent for deep networks: from the identity of the paper their soft network passes hardly any signal."""
 _MOST_FLOPS = {"cpu": 1e13, "cuda": 1e15}
 """A descent that computes more than this would take more than minutes."""
