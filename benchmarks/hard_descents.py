@@ -7,8 +7,8 @@ the repaired midpoint as the objective. A candidate has 750 passes of a batch of
 with its backward pass three. About ten seconds of one core each; half an hour in all on a machine that others use.
 
 Judged is the permutation that comes out: the loss of the repaired midpoint on 2,000 images that neither network was trained
-or aligned on, and its accuracy on 4,000 test images. Rates and masses were chosen by that loss on
-the first pair; other settings were run on it alone. Each trial is a record in results/hard-descents.jsonl, drawn in
+or aligned on, and its accuracy on 4,000 test images. Rates and masses were compared by that loss on
+the first pair, some of them on it alone. Each trial is a record in results/hard-descents.jsonl, drawn in
 results/hard-descents.md; trials that have a record are not made again.
 """
 
@@ -167,8 +167,8 @@ def draw(records: Sequence[Record]) -> list[str]:
         "`python -m benchmarks.hard_descents`; plain CNNs of six layers on small MNIST images. Loss of the repaired "
         "midpoint on 2,000 images that no network has seen, and its accuracy on 4,000 test images. The lowest soft loss is "
         "that of a training batch at a softly permuted midpoint. A forward pass of a batch counts one, "
-        "one with its backward pass three. Rates and masses were chosen by the loss on the first pair; "
-        "the rows at the end were run on it alone.", "",
+        "one with its backward pass three. Rates and masses were compared on the first pair, the "
+        "rows at the end on it alone.", "",
         *tabulate([*head, "passes", "seconds"], rows),
     ]  # fmt: skip
 

@@ -118,11 +118,11 @@ def measure_accuracy(model: nn.Module) -> float:
 def measure(config: Record) -> Record:
     """Align a pair by activation matching and by the default, and measure the midpoints."""
     pair = make_pair(config["pair"])
-    symmetry, batches = pair.symmetry, pair.batches
-    goal: dict[str, Any] = {"objective": ob.Midpoint(CRITERION, repaired=True), "symmetry": symmetry, "data": batches}
+    midpoint = ob.Midpoint(CRITERION, repaired=True)
+    goal: dict[str, Any] = {"objective": midpoint, "symmetry": pair.symmetry, "data": pair.batches}
     shorter = SHORTER["without the sharp descent"]
     ways: dict[str, Callable[[], ob.Alignment[Any]]] = {
-        "activation matching": lambda: align_in_turn(pair.b, pair.a, shorter[:1], symmetry=symmetry, data=batches),
+        "activation matching": lambda: align_in_turn(pair.b, pair.a, shorter[:1], **goal),
         "without the sharp descent": lambda: align_in_turn(pair.b, pair.a, shorter, **goal),
         "the default": lambda: ob.align(pair.b, to=pair.a, **goal),
     }
