@@ -54,14 +54,17 @@ def test_a_scaled_copy_is_found_by_default(named):
 def test_with_data_and_an_objective_methods_follow_each_other():
     options = {"data": DATA, "objective": ob.Midpoint(LOSS)}
     result = ob.align(mlp(1), to=mlp(0), example_inputs=X, **options)
-    assert result.method == "activation-matching, sinkhorn, exchange"
-    assert result.notes[0].startswith("activation-matching, then sinkhorn, then exchange were chosen: ")
-    assert [note.split()[0] for note in result.notes[1:]] == ["sinkhorn", "exchange"]
+    assert result.method == "activation-matching, sinkhorn, sinkhorn, exchange"
+    names = "activation-matching, then sinkhorn, then sinkhorn from plans of mass 0.999, then exchange"
+    assert result.notes[0].startswith(f"{names} were chosen: ")
+    titles = [note.split(" lowered")[0].split(" left")[0] for note in result.notes[1:]]
+    assert titles == ["sinkhorn", "sinkhorn from plans of mass 0.999", "exchange"]
     costs = [ob.align(mlp(1), to=mlp(0), example_inputs=X, method="activation-matching", **options).cost]
     by_hand = ob.align(mlp(1), to=mlp(0), example_inputs=X, method="sinkhorn", init="activation-matching", **options)
     costs += [by_hand.cost]
-    by_hand = ob.align(mlp(1), to=mlp(0), example_inputs=X, method="exchange", rounds=2, init=by_hand.permutation, **options)
-    costs += [by_hand.cost]
+    for method in (recommendation.SHARP, ob.Exchange(rounds=2)):
+        by_hand = ob.align(mlp(1), to=mlp(0), example_inputs=X, method=method, init=by_hand.permutation, **options)
+        costs += [by_hand.cost]
     assert by_hand.permutation == result.permutation
     assert costs == sorted(costs, reverse=True)
     assert result.cost == pytest.approx(costs[-1])
@@ -69,7 +72,7 @@ def test_with_data_and_an_objective_methods_follow_each_other():
 
 def test_what_the_user_starts_from_takes_the_place_of_activation_matching():
     options = {"data": DATA, "objective": ob.Midpoint(LOSS), "init": "weight-matching"}
-    assert ob.align(mlp(1), to=mlp(0), example_inputs=X, **options).method == "sinkhorn, exchange"
+    assert ob.align(mlp(1), to=mlp(0), example_inputs=X, **options).method == "sinkhorn, sinkhorn, exchange"
 
 
 def test_large_networks_are_matched_by_weights(monkeypatch):

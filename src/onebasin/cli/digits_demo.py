@@ -4,6 +4,7 @@ First it shows the symmetry: a random permutation changes the weights but not th
 method the distance of the weights, the barrier on the line, and the midpoint accuracy.
 """
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -81,7 +82,7 @@ class Row(NamedTuple):
         permutation: of the second network.
         distance: of the weights, squared.
         path: the line on test images.
-        seconds: that the alignment took.
+        seconds: of the processor that the alignment took.
     """
 
     name: str
@@ -123,13 +124,20 @@ def compare_methods(a: nn.Module, b: nn.Module) -> Iterator[Row]:
         "auto, midpoint": {"objective": ob.Midpoint(criterion), "data": batches},
         "auto, with scales": {"objective": line, "data": batches, "kinds": "positive"},
     }
-    evaluate, distance = _make_evaluation(), ob.WeightDistance().bind(a)
-    for name, arguments in {"as they are": None, **runs}.items():
-        result = None if arguments is None else ob.align(b, to=a, example_inputs=images[:2], **arguments)
-        model = b if result is None else result.model
-        path = ob.linear_path(a, model, evaluate, num_points=21)
-        cost = float(distance(model.state_dict(), a.state_dict()))
-        yield Row(name, result and result.permutation, cost, path, 0.0 if result is None else result.seconds)
+    yield measure_row("as they are", a, b, None)
+    for name, arguments in runs.items():
+        yield measure_row(name, a, b, functools.partial(ob.align, b, to=a, example_inputs=images[:2], **arguments))
+
+
+def measure_row(name: str, a: nn.Module, b: nn.Module, align: Callable[[], ob.Alignment[nn.Module]] | None) -> Row:
+    """Align, or leave the second network as it is, and measure the line."""
+    begin = time.process_time()
+    result = None if align is None else align()
+    seconds = time.process_time() - begin
+    model = b if result is None else result.model
+    path = ob.linear_path(a, model, _make_evaluation(), num_points=21)
+    distance = float(ob.WeightDistance().bind(a)(model.state_dict(), a.state_dict()))
+    return Row(name, result and result.permutation, distance, path, seconds)
 
 
 def _make_evaluation() -> Callable[[nn.Module], dict[str, float]]:

@@ -266,7 +266,7 @@ def align(
                 before = found
                 found = replace(search, method=each).find(before.compose(before.learn(Scaling(steps=0))), restarts=0)
                 by += f", {each.name}"
-                notes += [f"{each.name} {_describe_change(before.cost, found.cost)}."]
+                notes += [f"{each.title} {_describe_change(before.cost, found.cost)}."]
             learned = found.learn(scaling or Scaling(steps=0 if problem.source.is_lazy else Scaling.steps))
             what = " and ".join(["Positive scales"] * bool(chosen.scales) + ["Changes of basis"] * bool(chosen.bases))
             if what:

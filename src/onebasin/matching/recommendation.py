@@ -16,6 +16,8 @@ from onebasin.tensors.states import State
 
 AUTO = "auto"
 """The default method of `align`, `merge` and the command."""
+SHARP = Sinkhorn(start="scaled", mass=0.999, lr=0.4)
+"""A descent for deep networks: from the identity of the paper their soft network passes hardly any signal."""
 _MOST_FLOPS = {"cpu": 1e13, "cuda": 1e15}
 """A descent that computes more than this would take more than minutes."""
 
@@ -27,7 +29,7 @@ class Recommendation(NamedTuple):
     reason: str
 
     def __str__(self) -> str:
-        names = ", then ".join(method.name for method in self.methods)
+        names = ", then ".join(method.title for method in self.methods)
         return f"{names} {'was' if len(self.methods) == 1 else 'were'} chosen: {self.reason}."
 
 
@@ -54,9 +56,9 @@ def recommend(
         first = () if is_started else (ActivationMatching(),)
         if symmetry.scales or symmetry.bases:
             return Recommendation(first or (Staying(),), "scales are learned best from there")
-        descent = () if obstacle else (Sinkhorn(),)
+        descents = () if obstacle else (Sinkhorn(), SHARP)
         return Recommendation(
-            (*first, *descent, Exchange(rounds=2)), "each lowers the objective further, or changes nothing"
+            (*first, *descents, Exchange(rounds=2)), "each lowers the objective further, or changes nothing"
         )
     if has_data:
         return Recommendation((ActivationMatching(),), "there is data, and no objective was named")

@@ -187,3 +187,9 @@ def test_a_captured_step_is_the_plain_one(width):
         assert step.is_captured == capture
         ended.append((costs, net.state_dict()))
     torch.testing.assert_close(ended[0], ended[1], rtol=1e-4, atol=1e-4)
+
+
+def test_its_title_tells_its_start():
+    assert ob.Sinkhorn().title == "sinkhorn"
+    assert ob.Sinkhorn(start="scaled", mass=0.9).title == "sinkhorn from plans of mass 0.9"
+    assert ob.Sinkhorn(start="random").title == "sinkhorn from random plans"

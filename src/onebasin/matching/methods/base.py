@@ -56,6 +56,11 @@ class Method(ABC):
     is_polished: ClassVar[bool] = False
 
     @property
+    def title(self) -> str:
+        """The name, with what tells it from the same method with other options."""
+        return self.name
+
+    @property
     def resumes(self) -> bool:
         """Whether it goes on from an earlier result."""
         return False

@@ -114,6 +114,12 @@ class Sinkhorn(Method):
             raise ValueError(f"logits must come from an Alignment or a RebasinNet, which have no key {wrong[0]!r}")
 
     @property
+    def title(self) -> str:
+        """The name, with the start of the plans if it is not that of the paper."""
+        starts = {"identity": "", "scaled": f" from plans of mass {self.mass:g}", "random": " from random plans"}
+        return self.name + starts[self.start]
+
+    @property
     def resumes(self) -> bool:
         """Whether it goes on from given logits."""
         return self.logits is not None
