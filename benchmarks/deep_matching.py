@@ -156,6 +156,12 @@ WITHOUT_DATA: dict[str, Callable[[Pair], ob.Permutation]] = {
         method="sinkhorn", objective=ConvexToConcave(200), steps=200, patience=200
     ),
     "Sinkhorn L2, 200 steps": lambda pair: pair.align(method="sinkhorn", steps=200, patience=200),
+    "Sinkhorn L2, 200 steps, not polished": lambda pair: pair.align(
+        method="sinkhorn", steps=200, patience=200, polish=False
+    ),
+    "convex to concave, 200 steps, not polished": lambda pair: pair.align(
+        method="sinkhorn", objective=ConvexToConcave(200), steps=200, patience=200, polish=False
+    ),
     "Frank-Wolfe from equal plans": search_by_frank_wolfe,
     "Frank-Wolfe from the identity": find_frame,
     "weight matching, then Sinkhorn L2": lambda pair: pair.align(method="sinkhorn", init="weight-matching"),
