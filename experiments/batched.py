@@ -18,6 +18,7 @@ from torch.func import functional_call, vmap
 
 import onebasin as ob
 from experiments.tasks import Data, Stack
+from onebasin.relaxation.rebasin_net import SOLVER_STEPS
 
 Plans = dict[str, Tensor]
 
@@ -51,6 +52,7 @@ def align_pairs(
     tau: float = 1.0,
     num_iters: int = 20,
     gradient: str = "implicit",
+    solver_steps: int = SOLVER_STEPS,
     patience: int = 50,
     check_every: int | None = None,
     noise: float = 0.0,
@@ -60,7 +62,7 @@ def align_pairs(
 ) -> Found:
     """Sinkhorn on all pairs at once, as ``align`` takes each pair with the same seed.
 
-    With the options ``optimizer="adam", polish=False, solver_steps=200``, and `check_every` as here.
+    With the options ``optimizer="adam", polish=False``, and `check_every` as here.
 
     Args:
         model: of the architecture; its groups must have no parents.
@@ -74,6 +76,7 @@ def align_pairs(
         tau: temperature.
         num_iters: rounds of the operator.
         gradient: "implicit" or "unrolled".
+        solver_steps: the most steps of the implicit gradient's solver.
         patience: a pair stops after so many steps without a better hard permutation.
         check_every: steps between two looks at the hard permutations.
         noise: added to the start.
@@ -105,7 +108,10 @@ def align_pairs(
     stream = itertools.repeat(None) if batches is None else itertools.cycle(batches)
     torch.manual_seed(seed)
     for step in range(steps):
-        plans = {name: ob.sinkhorn(p, tau, num_iters, gradient=gradient, check=False) for name, p in logits.items()}
+        plans = {
+            name: ob.sinkhorn(p, tau, num_iters, gradient=gradient, solver_steps=solver_steps, check=False)
+            for name, p in logits.items()
+        }
         soft = cost(sources, targets, plans, next(stream))
         optimizer.zero_grad()
         soft.sum().backward()

@@ -9,10 +9,12 @@ import numpy as np
 
 from experiments.depth import METHODS, NETWORKS
 from experiments.figures import METHOD_COLORS, new_figure, save_figure
-from experiments.summaries import write_markdown
+from experiments.summaries import mark_long_solves, write_markdown
 from onebasin.landscape.paths import LinearPath
 
 COLORS = {**METHOD_COLORS, "wm+mid": "C5", "am": "C6", "auto": "C7", "am+scales": "C8", "l2+scales": "C9"}
+DESCENTS = ("l2", "mid", "wm+mid")
+"""Methods that descend with the implicit gradient."""
 
 
 def path_of(record: dict[str, Any], kind: str, split: str) -> LinearPath:
@@ -29,6 +31,7 @@ def draw_all(records: list[dict[str, Any]], folder: Path) -> None:
         for method, label in METHODS.items():
             chosen = [r for r in records if r["config"]["network"] == network and r["config"]["method"] == method]
             if chosen:
+                label = mark_long_solves(label, chosen) if method in DESCENTS else label
                 rows.append([label, *_row(chosen)])
         if rows:
             header = [network, "test barrier", "test AUC", "midpoint accuracy", "train barrier"]

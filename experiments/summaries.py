@@ -11,6 +11,11 @@ from scipy import stats
 
 from onebasin.tensors.files import write_atomically
 
+_LONG_SOLVES = frozenset({"1eadf3d", "068e332", "ce9201e", "0f1b12a", "7f31e99", "8ae0c08"})
+"""Commits of records whose implicit gradients were solved in up to 200 steps; today the default is ten."""
+_MARK = " †"
+_NOTE = "† Made when the implicit gradient was solved in up to 200 steps; today it is solved in at most ten."
+
 
 def mean_and_deviation(values: Sequence[float], digits: int = 3) -> str:
     """The mean, and the standard deviation over the values, e.g. ``0.270 ± 0.040``."""
@@ -24,14 +29,25 @@ def paired_p_value(a: Sequence[float], b: Sequence[float]) -> float:
     return 1.0 if not difference.any() else float(stats.wilcoxon(difference).pvalue)
 
 
+def mark_long_solves(label: str, records: Iterable[dict[str, Any]]) -> str:
+    """The label of a row of descents with a mark if some of its records solved their gradients further than today.
+
+    >>> mark_long_solves("Sinkhorn Mid", [{"commit": "ce9201e"}])
+    'Sinkhorn Mid †'
+    """
+    return label + _MARK if any(record["commit"] in _LONG_SOLVES for record in records) else label
+
+
 def write_markdown(
     path: Path, title: str, tables: Iterable[tuple[Sequence[str], Sequence[Sequence[str]]]], records: list[dict[str, Any]]
 ) -> None:
     """Tables, printed and written, with the commits and machines of the records they were drawn from."""
-    parts = [f"# {title}", ""]
+    parts, is_marked = [f"# {title}", ""], False
     for header, rows in tables:
+        is_marked = is_marked or any(row[0].endswith(_MARK) for row in rows)
         parts += ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
         parts += ["| " + " | ".join(row) + " |" for row in rows] + [""]
+    parts += [_NOTE, ""] if is_marked else []
     commits = sorted({record["commit"] for record in records})
     machines = sorted({f"{record['machine']}, torch {record['torch']}" for record in records})
     seconds = sum(record["seconds"] for record in records)

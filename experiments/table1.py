@@ -18,7 +18,7 @@ from torch import nn
 
 import onebasin as ob
 from experiments.authors import align_authors
-from experiments.summaries import mean_and_deviation, write_markdown
+from experiments.summaries import mark_long_solves, mean_and_deviation, write_markdown
 from experiments.tasks import TASKS, Task, trained_networks
 
 INITS, DEPTHS = ("Rnd", "Pol3", "Pol1"), (2, 4, 8)
@@ -32,6 +32,8 @@ METHODS = {
     "sinkhorn-unrolled": "Sinkhorn L2 (ours), descent alone, unrolled gradient",
     "authors": "Sinkhorn L2 (authors' package)",
 }
+DESCENTS = ("sinkhorn-descent", "sinkhorn-no-polish", "sinkhorn-restarts")
+"""Methods whose answers come from a descent with the implicit gradient."""
 
 
 def configs(quick: bool) -> list[dict[str, Any]]:
@@ -122,6 +124,7 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
             cells = [r for r in records if r["config"]["method"] == method]
             by = {(r["config"]["init"], r["config"]["hidden"]): [x[what] for x in r["result"]] for r in cells}
             if by:
+                label = mark_long_solves(label, cells) if method in DESCENTS else label
                 rows.append([label, *[_cell(what, by.get(c)) for c in columns]])
                 if what == "exact":
                     total = sum(sum(v) for v in by.values())

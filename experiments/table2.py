@@ -196,11 +196,9 @@ def _align_by_authors(pairs: Pairs, kind: str) -> Stack:
         reference = {key: value.detach() for key, value in target.state_dict().items()}
 
         def judge(state: Any, objective: Any = objective, reference: Any = reference) -> float:
+            judged = pairs.batches[:4] if objective.uses_data else [None]
             with torch.no_grad():
-                if not hasattr(objective, "points"):
-                    return float(objective(state, reference))
-                judged = [(b, p) for b in pairs.batches[:4] for p in objective.points()]
-                return float(np.mean([float(objective.at(state, reference, b, p)) for b, p in judged]))
+                return float(np.mean([float(objective.judge(state, reference, batch)) for batch in judged]))
 
         state, _ = align_authors(
             source,

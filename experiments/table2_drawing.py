@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.figures import METHOD_COLORS, new_figure, save_figure
-from experiments.summaries import mean_and_deviation, paired_p_value, write_markdown
+from experiments.summaries import mark_long_solves, mean_and_deviation, paired_p_value, write_markdown
 from experiments.table2 import METHODS, NUM_POINTS, TASKS, WIDTHS
 
 # Barriers of the paper's Table 2 (mean over 50 pairs), to set ratios beside.
@@ -23,6 +23,8 @@ PAPER = {
 }
 COMPARED = ("naive", "wm", "ste", "l2", "mid", "rnd")
 """Methods that stand beside those that ran on the first pairs alone."""
+DESCENTS = ("l2", "l2-plain", "mid", "rnd")
+"""Methods that descend with the implicit gradient."""
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
@@ -32,11 +34,19 @@ class Cells:
     def __init__(self, records: list[dict[str, Any]]):
         self._records = sorted(records, key=lambda record: record["config"]["first"])
 
+    def records(self, task: str, method: str, width: int | None = None) -> list[dict[str, Any]]:
+        """The records of a cell, or of all widths, in the order of their pairs."""
+        wanted = {"task": task, "method": method, **({} if width is None else {"width": width})}
+        return [r for r in self._records if all(r["config"][k] == v for k, v in wanted.items())]
+
     def cell(self, task: str, width: int, method: str) -> list[dict[str, Any]]:
         """The results of a cell, in the order of their pairs."""
-        wanted = {"task": task, "width": width, "method": method}
-        chosen = [r for r in self._records if all(r["config"][k] == v for k, v in wanted.items())]
-        return [record["result"] for record in chosen]
+        return [record["result"] for record in self.records(task, method, width)]
+
+    def label(self, task: str, method: str, width: int | None = None) -> str:
+        """The name of a row, with a mark if it has descents that were run otherwise than today."""
+        label, records = METHODS[method], self.records(task, method, width)
+        return mark_long_solves(label, records) if method.removeprefix("wm+") in DESCENTS else label
 
     def values(self, task: str, width: int, method: str, split: str, what: str) -> list[float]:
         """A number of every pair."""
@@ -82,7 +92,7 @@ def _column(cells: Cells, task: str, width: int, count: int, methods: Sequence[s
     naive = {split: cells.values(task, width, "naive", split, "barrier")[:count] for split in ("train", "test")}
     rows = []
     for method in methods:
-        row = [METHODS[method]]
+        row = [cells.label(task, method, width)]
         for split in ("train", "test"):
             barrier = cells.values(task, width, method, split, "barrier")[:count]
             row += [
@@ -118,13 +128,13 @@ def _are_same_networks(cells: Cells, task: str, width: int, method: str, other: 
 
 def _strip(cells: Cells, task: str) -> Table:
     rows = []
-    for method, label in METHODS.items():
+    for method in METHODS:
         row = []
         for width in WIDTHS:
             pair = [cells.values(task, width, method, split, "barrier")[:10] for split in ("train", "test")]
             row.append(" / ".join(f"{np.mean(values):.4f}" for values in pair) if pair[0] else "")
         if any(row[1:]):
-            rows.append([label, *row])
+            rows.append([cells.label(task, method), *row])
     return [f"{task}: barrier on train / test, first ten pairs", *[f"width {w}" for w in WIDTHS]], rows
 
 

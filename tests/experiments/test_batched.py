@@ -42,7 +42,7 @@ def test_a_batch_of_pairs_is_aligned_like_each_pair(pairs, objective):
     for number in range(NUM):
         alone = ob.align(
             module_of(model, sources, number), to=module_of(model, targets, number), symmetry=symmetry,
-            objective=objective, data=batches, steps=25, polish=False, solver_steps=200,
+            objective=objective, data=batches, steps=25, polish=False,
             optimizer="adam", check_every=1 if batches is None else 5,
         )  # fmt: skip
         assert found.costs[number] == pytest.approx(alone.cost, rel=1e-4)

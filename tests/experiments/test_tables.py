@@ -138,3 +138,13 @@ def test_rows_on_fewer_pairs_stand_beside_ours_on_the_same_pairs():
     assert "1 pair;" in first_pair[0]
     assert {row[0]: row[2] for row in fewer}[METHODS["authors-l2"]] == "0.250"  # over the naive barrier of the first pair
     assert METHODS["activation"] not in [row[0] for row in fewer]
+
+
+def test_descents_of_older_records_are_marked():
+    result = {split: {"barrier": [0.1]} for split in ("train", "test")}
+    records = [
+        {"config": {"task": "Pol1", "width": 10, "method": method, "first": 0}, "result": result, "commit": commit}
+        for method, commit in (("wm", "ce9201e"), ("mid", "ce9201e"), ("rnd", "abc"))
+    ]
+    labels = [Cells(records).label("Pol1", method, 10) for method in ("wm", "mid", "rnd")]
+    assert labels == ["weight matching", "Sinkhorn Mid †", "Sinkhorn Rnd"]

@@ -102,6 +102,40 @@ def test_no_method_ends_above_its_start(method, objective):
     assert again.cost <= start.cost + 1e-9
 
 
+class _SquareResidual(nn.Module):
+    """Square layers on a residual stream: a group on both axes of one tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 12), nn.Linear(12, 2)
+        self.square = nn.ModuleList(nn.Linear(12, 12) for _ in range(2))
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.square:
+            x = x + layer(x).relu()
+        return self.last(x)
+
+
+@pytest.mark.parametrize("name", ["mlp relu", "batch norm 2d", "attention by hand", "densenet", "lstm", "square residual"])
+def test_without_data_the_default_costs_no_more_than_weight_matching(name):
+    make, inputs = (_SquareResidual, X[:2]) if name == "square residual" else (CASES[name].make, CASES[name].inputs())
+    for seed in range(4):
+        torch.manual_seed(seed)
+        target, source = make(), make()
+        symmetry = ob.symmetry(target, inputs)
+        weights = ob.align(source, to=target, symmetry=symmetry, method="weight-matching")
+        default = ob.align(source, to=target, symmetry=symmetry, steps=20)
+        assert default.cost <= weights.cost
+        distances = [_distance(result.model, target) for result in (default, weights)]
+        assert distances[0] <= distances[1] * (1 + 1e-6)
+
+
+def _distance(model, target):
+    pairs = zip(model.parameters(), target.parameters(), strict=True)
+    return float(sum((p.detach().double() - q.detach().double()).square().sum() for p, q in pairs))
+
+
 def test_data_that_an_objective_does_not_use_changes_nothing():
     a, b = pair()
     plain, given = (ob.align(b, to=a, example_inputs=X, method="sinkhorn", data=data) for data in (None, DATA))
