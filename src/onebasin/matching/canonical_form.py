@@ -197,10 +197,10 @@ def _balance(model: nn.Module, state: StateDict, example_inputs: Any) -> StateDi
 
 def canonicalise(
     models: Sequence[Any], example_inputs: Any, data: Iterable[Any] | None, untie: bool = False
-) -> tuple[list[Any], Symmetry, list[str]]:
-    """Copies of modules in canonical form, their symmetry of all kinds, and what was done, in sentences.
+) -> tuple[list[Any], Symmetry, dict[str, list[int]]]:
+    """Copies of modules in canonical form, their symmetry of all kinds, and what was done.
 
-    What is untied in one of them is untied in all.
+    The last is sentences, each with the numbers of the models that it is about. What is untied in one of them is untied in all.
 
     Raises:
         ValueError: if these are no modules, or there is nothing to trace them with.
@@ -217,14 +217,17 @@ def canonicalise(
         if set(form.untied) != apart:
             forms[number] = canonical(split_tied(models[number], apart), example_inputs)
     copies = [form.model for form in forms]
-    notes = dict.fromkeys(note for form in forms for note in form.notes)
+    notes: dict[str, list[int]] = {}
+    for number, form in enumerate(forms):
+        for note in form.notes:
+            notes.setdefault(note, []).append(number)
     # A gain that stays in any of the models stands in the way for all.
     found = [trace(each, example_inputs, kinds="all") for each in copies]
     shared = frozenset.intersection(*(frozenset(each.fixed) for each in found))
     symmetry = next((each for each in found if each.fixed.keys() == shared), None)
     if symmetry is None:  # each of them has gains that are one where another has none
         symmetry = trace(_unfix(copies[0], found[0].fixed.keys() - shared), example_inputs, kinds="all")
-    return copies, symmetry, list(notes)
+    return copies, symmetry, notes
 
 
 def _unfix(model: nn.Module, keys: Iterable[str]) -> nn.Module:
