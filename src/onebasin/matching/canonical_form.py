@@ -43,7 +43,8 @@ class CanonicalForm(Generic[Network]):
         fold: what was done, to carry a LoRA or a task vector of the model along; None if that is more than positive scales:
             a gain was negative, or the model was balanced. Means need not be subtracted from such a difference.
         centred: the tensors from which the mean over units was subtracted, because nothing reads it.
-        uncentred: for other tensors that write units of a layer norm the reason why it was not.
+        uncentred: for other tensors that write a stream which is rotated about its mean the reason why it was not. If a gain
+            stays, the stream is not rotated, and of its tensors only tied ones are named.
         untied: keys that were one tensor with another key and have a tensor of their own in `model`, if that was asked for.
             A module must be built untied to load `state`; `configuration` says how.
 
