@@ -38,7 +38,7 @@ _VOCABULARIES = ("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "sp
 _TOKENIZER_PARTS = ("model", "normalizer", "pre_tokenizer")
 """Entries of a tokenizer.json that decide which tokens a text is cut into. Vocabularies are compared by themselves."""
 _CONFIGURATION, _SCHEDULE = "config.json", "scheduler_config.json"
-_UNTIE = "onebasin canonical --untie gives the tied head a tensor of its own, in canonical form as changes of basis need it; "
+_UNTIE = "onebasin canonical --untie folds the gains of the tied model, and gives its head a tensor of its own; "
 _NUM_SHOWN = 5
 _MISSING = "not set"
 

@@ -201,7 +201,8 @@ def canonicalise(
 ) -> tuple[list[Any], Symmetry, dict[str, list[int]]]:
     """Copies of modules in canonical form, their symmetry of all kinds, and what was done.
 
-    The last is sentences, each with the numbers of the models that it is about. What is untied in one of them is untied in all.
+    The last is sentences, each with the numbers of the models that it is about. What is untied in one of them is untied in
+    all.
 
     Raises:
         ValueError: if these are no modules, or there is nothing to trace them with.

@@ -157,7 +157,7 @@ class Symmetry(Structure):
         return self._make(lambda shape: torch.arange(shape[-1]).expand(shape).contiguous())
 
     def random(self, generator: torch.Generator | None = None) -> Permutation:
-        """A uniformly random permutation, whatever the kinds of the groups: `Transform.random` draws scales and bases too."""
+        """A uniformly random permutation, also if there are scales and bases: `Transform.random` draws those too."""
         return self._make(lambda shape: torch.rand(shape, generator=generator).argsort(dim=-1))
 
     def random_cycles(self, generator: torch.Generator | None = None) -> Permutation:

@@ -174,7 +174,7 @@ def test_a_transform_of_untied_models_names_what_unties(onebasin, folder):
     assert ran.code == 3
     said = " ".join(ran.err.split())
     assert "tie_word_embeddings" in said
-    assert "onebasin canonical --untie gives the tied head a tensor of its own" in said
+    assert "onebasin canonical --untie folds the gains of the tied model" in said
 
 
 def test_notes_of_a_merge_name_all_models_that_they_are_about(onebasin, folder):
