@@ -4,12 +4,14 @@
     python -m benchmarks.rotations --three
     python -m benchmarks.rotations --both [--pairs N]
     python -m benchmarks.rotations --together [--pairs N] [--steps N]
+    python -m benchmarks.rotations --weighing [--pairs N]
 
 trains pairs of transformers of three blocks on the embedded digits and prints, for each way to align them, the barrier on
 the line between them on test images and the midpoint accuracy; six minutes per pair on one core. With --three, the highest
 barrier on a grid of 15 points between three of them, aligned to the first or all at once; eight minutes. With --both, one
 end of each pair is moved, or both; two minutes a pair. With --together, permutations are learned in the same steps as bases,
-or stay as they start; four minutes a pair.
+or stay as they start; four minutes a pair. With --weighing, weight matching of all kinds with each tensor divided by a
+number before rotations are chosen; two minutes a pair.
 """
 
 import argparse
@@ -17,18 +19,30 @@ import copy
 import itertools
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from torch import nn
+from scipy import stats
+from torch import Tensor, nn
 
 import onebasin as ob
 from benchmarks.digits import VisionTransformer
 from onebasin.datasets import digits
 from onebasin.landscape.evaluation import mean_loss
 from onebasin.landscape.paths import Evaluate
+from onebasin.matching.closest_transforms import ClosestTransforms
 
 CRITERION = nn.functional.cross_entropy
+DIVISORS: dict[str, Callable[[Tensor, Tensor, int], float]] = {
+    "nothing": lambda ours, theirs, size: 1.0,
+    "the root of its columns": lambda ours, theirs, size: (ours.numel() / size) ** 0.5,
+    "its norm": lambda ours, theirs, size: float(ours.norm() * theirs.norm()) ** 0.5,
+    "the root of its norm": lambda ours, theirs, size: float(ours.norm() * theirs.norm()) ** 0.25,
+}
+"""What a tensor is divided by, from both networks' and the number of units that a rotation mixes; a tensor's columns are its
+entries per unit."""
 
 
 def train(seed: int, epochs: int = 60, rate: float = 3e-3, width: int = 32) -> nn.Module:
@@ -133,6 +147,43 @@ def measure_together(line: dict[str, Any], pairs: int, steps: int, evaluate: Eva
         print(f"| {rate or 'permutations stay'} | {each} | {statistics.mean(barriers):.3f} | {middle} |")
 
 
+def divide_tensors(divisor: Callable[[Tensor, Tensor, int], float]) -> Any:
+    """Divides each tensor before it enters the cross products of which rotations are made, while the context lasts."""
+    add = ClosestTransforms._add_products
+
+    def add_divided(self: ClosestTransforms, total: Tensor, held: Any, basis: Any, known: Any) -> Tensor:
+        for key, ours in held.source.items():
+            number = divisor(ours, held.target[key], total.shape[-1]) or 1.0
+            held = held._replace(target={key: held.target[key] / number}, source={key: ours / number})
+        return add(self, total, held, basis, known)
+
+    return patch.object(ClosestTransforms, "_add_products", add_divided)
+
+
+def measure_weighing(pairs: int, evaluate: Evaluate) -> None:
+    """Print what weight matching leaves if tensors count differently in the rotations, paired with counting as they are."""
+    images = digits("train")[0][:2]
+    rows: dict[str, list[float]] = {name: [] for name in (*DIVISORS, "nothing, balanced networks")}
+    for number in range(pairs):
+        ends = [train(2 * number + i) for i in range(2)]
+        balanced = [ob.canonical(model, images, balanced=True).model for model in ends]
+        for name, found in rows.items():
+            a, b = balanced if name not in DIVISORS else ends
+            with divide_tensors(DIVISORS.get(name, DIVISORS["nothing"])):
+                moved = ob.align(b, to=a, example_inputs=images, kinds="all", scaling=ob.Scaling(steps=0))
+            found.append(ob.linear_path(moved.target, moved.model, evaluate, num_points=11).barrier)
+    print("| each tensor divided by | test barrier, each pair | mean | lower than undivided | p, Wilcoxon signed-rank |")
+    print("|---|---|---|---|---|")
+    plain = rows["nothing"]
+    for name, found in rows.items():
+        each = ", ".join(f"{x:.3f}" for x in found)
+        compared = "|"
+        if found is not plain:
+            lower = sum(x < y for x, y in zip(found, plain, strict=True))
+            compared = f"{lower} of {pairs} | {stats.wilcoxon(found, plain).pvalue:.2g}"
+        print(f"| {name} | {each} | {statistics.mean(found):.3f} | {compared} |")
+
+
 def main() -> None:
     """Train, align, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -141,6 +192,7 @@ def main() -> None:
     parser.add_argument("--three", action="store_true", help="merge three at once instead")
     parser.add_argument("--both", action="store_true", help="move one end or both instead")
     parser.add_argument("--together", action="store_true", help="learn permutations with the bases instead")
+    parser.add_argument("--weighing", action="store_true", help="divide tensors before rotations are chosen instead")
     options = parser.parse_args()
     torch.set_num_threads(1)
     images, labels = digits("train")
@@ -152,6 +204,9 @@ def main() -> None:
         return
     if options.both:
         measure_both(line, options.pairs, evaluate)
+        return
+    if options.weighing:
+        measure_weighing(options.pairs, evaluate)
         return
     if options.together:
         measure_together(line, options.pairs, options.steps, evaluate)

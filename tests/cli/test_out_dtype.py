@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 
 from onebasin.checkpoints import open_checkpoint
 from tests.cli.cli_files import MLP, digest, load, write_llama
+from tests.cli.cli_networks import make_transformer
 
 
 @pytest.mark.parametrize("name", ["float64", "float32", "float16", "bfloat16"])
@@ -70,3 +71,26 @@ def test_refusals(onebasin, folder):
     assert "'3.bias' holds numbers that are too large for torch.float16" in ran.err
     assert onebasin("apply", "p.safetensors", "b.pt", "-o", "c.pt", "--out-dtype", "int8").code == 2
     assert digest(folder) == before
+
+
+@pytest.mark.parametrize("name", ["canonical", "align", "align positive"])
+def test_a_wider_output_is_computed_in_its_type(onebasin, folder, name):
+    """Its function is that of the float32 input, to the rounding of float64."""
+    torch.manual_seed(0)
+    for file in ("x.pt", "y.pt"):
+        model, _ = make_transformer()
+        for key, parameter in model.named_parameters():
+            if "norm" in key or key == "2.weight":
+                torch.nn.init.uniform_(parameter, 0.5, 1.5)
+        torch.save(model.state_dict(), folder / file)
+    architecture = ("--model", "cli_networks:make_transformer")
+    commands = {
+        "canonical": ("canonical", "y.pt"),
+        "align": ("align", "x.pt", "y.pt", "--symmetry", "all"),
+        "align positive": ("align", "x.pt", "y.pt", "--symmetry", "positive"),
+    }
+    ran = onebasin(*commands[name], "-o", "c.pt", "--out-dtype", "float64", *architecture)
+    assert ran.code == 0, ran.err
+    assert {value.dtype for value in load(folder / "c.pt").values()} == {torch.float64}
+    ran = onebasin("verify", "y.pt", "c.pt", *architecture)
+    assert ran.code == 0, ran.out

@@ -55,3 +55,13 @@ def test_biases_are_calibrated_on_chains_alone(model, shape, message):
     model, inputs = model(), batches(*shape)[0]
     with pytest.raises(ValueError, match=message):
         repair(model, [model, model], None, ob.symmetry(model, inputs), form="bias")
+
+
+def test_the_module_in_the_way_is_named():
+    attention = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    model, x = nn.Sequential(nn.Linear(3, 8), attention, nn.Linear(8, 2)).double(), torch.randn(2, 4, 3).double()
+    with pytest.raises(ValueError, match=r"without norms, and '1\.norm1' is one"):
+        repair(model, [model, model], None, ob.symmetry(model, x), form="bias")
+    gru = nn.GRU(3, 4, batch_first=True).double()
+    with pytest.raises(ValueError, match=r"a chain of linear .* and this network has 'weight_ih_l0'"):
+        repair(gru, [gru, gru], None, ob.symmetry(gru, x), form="bias")

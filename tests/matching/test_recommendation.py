@@ -90,3 +90,22 @@ def test_a_copy_needs_no_method():
     assert result.cost == 0
     assert result.method == "copy detection"
     assert result.notes == ("The model is a permuted copy of the target: no method was run.",)
+
+
+def test_permutations_are_learned_after_signs_are_found():
+    """Signs are not learned, so they are no reason to leave out the descent."""
+    options = {"data": DATA, "objective": ob.Midpoint(LOSS), "kinds": "all"}
+    result = ob.align(mlp(1), to=mlp(0), example_inputs=X, **options)
+    assert {basis.kind for basis in result.transform.symmetry.bases.values()} == {"signed"}
+    assert result.method == "activation-matching, sinkhorn, exchange"
+    first = ob.align(mlp(1), to=mlp(0), example_inputs=X, method="activation-matching", **options)
+    assert result.cost <= first.cost
+    torch.testing.assert_close(result.model(X), mlp(1)(X))
+
+
+def test_scales_are_learned_without_a_descent():
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+    options = {"data": DATA, "objective": ob.Midpoint(LOSS), "kinds": "all", "scaling": ob.Scaling(steps=2)}
+    result = ob.align(copy.deepcopy(model), to=model, example_inputs=X, **options)
+    assert result.method == "activation-matching"
+    assert "scales and bases are learned best from there" in result.notes[0]

@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -182,3 +183,21 @@ def test_other_kinds_are_learned_in_an_ordinary_loop(gated):
     moved = copy.deepcopy(model)
     moved.load_state_dict(learned)
     torch.testing.assert_close(moved(x), model(x), rtol=1e-9, atol=1e-11)
+
+
+def test_gains_must_be_folded_for_changes_of_basis():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Linear(8, 2)).double()
+    x = torch.randn(4, 3).double()
+    rotations = ob.symmetry(model, x, kinds="all")
+    assert rotations.bases
+    with torch.no_grad():
+        model[1].weight.uniform_(0.5, 2)
+    with pytest.raises(ValueError, match="must be filled with 1 for a change of basis"):
+        ob.RebasinNet(model, rotations)
+    for symmetry in (ob.symmetry(model, x), replace(rotations, bases={})):
+        ob.RebasinNet(model, symmetry)
+    form = ob.canonical(model, x).model
+    start = ob.Transform.random(rotations, torch.Generator().manual_seed(1))
+    moved = ob.RebasinNet(form, rotations, init=start, mass=1 - 1e-9)()
+    torch.testing.assert_close(torch.func.functional_call(form, moved, (x,)), model(x), rtol=1e-6, atol=1e-6)

@@ -1,5 +1,7 @@
 """A structure fits a model or says what does not."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -62,3 +64,20 @@ def test_notebooks_and_terminals_show_it():
     page = symmetry._repr_html_()
     assert page.count("<table>") == 2
     assert "<td>0.weight</td>" in page
+
+
+def test_groups_have_kinds():
+    block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
+    model, x = nn.Sequential(nn.Linear(3, 8), block, nn.LayerNorm(8), nn.Linear(8, 2)).eval(), torch.randn(2, 5, 3)
+    plain, found = (ob.symmetry(model, x, kinds=kinds) for kinds in ("permutation", "all"))
+    assert {group.kind for group in plain.groups.values()} == {"permutation"}
+    kinds = {name: group.kind for name, group in found.groups.items()}
+    assert kinds["0.weight"] == "centred"
+    assert kinds["1.linear1"] == "positive"
+    assert kinds["1.self_attn:2"] == "linear"
+    assert kinds["1.self_attn"] == "permutation"
+    assert found.groups == plain.groups
+    assert {group.kind for group in replace(found, bases={}, scales={}).groups.values()} == {"permutation"}
+    signs = ob.symmetry(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), x, kinds="all")
+    assert signs.groups["0.weight"].kind == "signed"
+    assert ob.Transform.random(signs).permutation.symmetry is signs

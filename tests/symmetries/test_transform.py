@@ -186,3 +186,44 @@ def test_verification_refuses_bases_that_are_not_there(size, kind):
     linear = nn.Sequential(model[0], nn.Identity(), model[2])
     programs = [read_program(linear, call) for call in read_calls(x)]
     assert verify_programs(TransformedSymmetry(wrong), programs, read_state(linear)) < 1e-12
+
+
+def test_permutations_are_transforms(case):
+    model, x, symmetry = case
+    transform = Transform.random(symmetry, torch.Generator().manual_seed(1))
+    permutation = ob.symmetry(model, x).random(torch.Generator().manual_seed(2))
+    for product, stepwise in (
+        (transform @ permutation, transform.apply(permutation.apply(model))),
+        (permutation @ transform, permutation.apply(transform.apply(model))),
+    ):
+        assert isinstance(product, Transform)
+        torch.testing.assert_close(dict(product.apply(model)), dict(stepwise))
+    with pytest.raises(TypeError, match="unsupported operand"):
+        transform @ 3  # type: ignore[operator]
+    with pytest.raises(TypeError, match="unsupported operand"):
+        permutation @ 3  # type: ignore[operator]
+
+
+def test_equal_transforms(case):
+    _, _, symmetry = case
+    first, again, other = (Transform.random(symmetry, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+    assert Transform(first.permutation, {}) != first
+    ones = {name: torch.zeros_like(value) for name, value in first.logarithms.items()}
+    assert Transform(first.permutation, ones) == Transform(first.permutation, {})
+    assert Transform(first.permutation, ones) == first.permutation
+    assert first.permutation == Transform(first.permutation, {})
+    assert first != first.permutation
+    assert first != "a transform"
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(first)
+
+
+def test_elements_of_other_symmetries_are_not_multiplied(case):
+    _, _, symmetry = case
+    transform = Transform.random(symmetry)
+    alien = ob.symmetry(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.zeros(1, 2)).random()
+    for multiply in (lambda: transform @ alien, lambda: alien @ transform):
+        with pytest.raises(ValueError, match="different symmetries"):
+            multiply()

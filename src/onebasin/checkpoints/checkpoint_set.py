@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from onebasin.checkpoints.architectures import Architecture, find_architecture
@@ -58,13 +59,20 @@ class CheckpointSet:
                 found[number] = find_architecture(str(folder), example_inputs=inputs, tensors=tensors)
         return found
 
-    def load(self) -> list[nn.Module]:
-        """All models in memory."""
-        return [self.load_model(checkpoint) for checkpoint in self.checkpoints]
+    def load(self, dtype: torch.dtype | None = None) -> list[nn.Module]:
+        """All models in memory; see `load_model`."""
+        return [self.load_model(checkpoint, dtype) for checkpoint in self.checkpoints]
 
-    def load_model(self, checkpoint: Checkpoint) -> nn.Module:
-        """The model of one of the checkpoints. Types narrower than float32 are widened: some CPUs cannot run them."""
+    def load_model(self, checkpoint: Checkpoint, dtype: torch.dtype | None = None) -> nn.Module:
+        """The model of one of the checkpoints. Types narrower than float32 are widened: some CPUs cannot run them.
+
+        Args:
+            checkpoint: whose tensors it gets.
+            dtype: what will be written, if that is another type: float64 is computed in, so that nothing is rounded before.
+        """
         model = self.architecture.build()
+        if dtype == torch.float64:
+            model = model.double()
         model.load_state_dict(checkpoint.load())
         for tensor in (*model.parameters(), *model.buffers()):
             if tensor.is_floating_point() and tensor.itemsize < 4:

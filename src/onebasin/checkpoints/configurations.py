@@ -15,6 +15,7 @@ from typing import Any
 from onebasin.checkpoints.checkpoint import WEIGHT_FILES, Checkpoint
 from onebasin.checkpoints.diffusers_models import CLASS_ENTRY, fill_in, find_class
 from onebasin.checkpoints.pipeline_parts import find_parts, is_pipeline
+from onebasin.matching.untying import TIES_WORDS
 from onebasin.programs.isolation import quiet
 from onebasin.tensors.files import check_regular, read_json
 
@@ -37,6 +38,7 @@ _VOCABULARIES = ("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "sp
 _TOKENIZER_PARTS = ("model", "normalizer", "pre_tokenizer")
 """Entries of a tokenizer.json that decide which tokens a text is cut into. Vocabularies are compared by themselves."""
 _CONFIGURATION, _SCHEDULE = "config.json", "scheduler_config.json"
+_UNTIE = "onebasin canonical --untie folds the gains of the tied model, and gives its head a tensor of its own; "
 _NUM_SHOWN = 5
 _MISSING = "not set"
 
@@ -77,7 +79,8 @@ def check_differences(differences: Sequence[str]) -> None:
         more = f"; and {len(differences) - _NUM_SHOWN} others" if len(differences) > _NUM_SHOWN else ""
         raise ValueError(
             f"the models do not belong together: {'; '.join(differences[:_NUM_SHOWN])}{more}; "
-            "--allow takes them together all the same"
+            + (_UNTIE if any(TIES_WORDS in each for each in differences) else "")
+            + "--allow takes them together all the same"
         )
 
 

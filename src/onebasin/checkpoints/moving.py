@@ -116,9 +116,12 @@ def move_file(
         engine: where the tensors are looked at.
 
     Raises:
+        FileNotFoundError: if there is nothing there.
         ValueError: if the file is damaged, or does not fit the permutation.
     """
     path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file or folder {path}")
     if path.is_file() and (kind == "optimizer" or (kind == "auto" and path.suffix in TORCH_ENDINGS)):
         content = load_plain(path)
         if is_optimizer_state(content):

@@ -139,30 +139,42 @@ class AlignmentOptions:
     runs_networks: bool
     device: str
 
-    def load(self, models: CheckpointSet, run: bool = False, wide: bool = False) -> list[Any]:
+    def load(
+        self, models: CheckpointSet, run: bool = False, wide: bool = False, dtype: torch.dtype | None = None
+    ) -> list[Any]:
         """What to align: modules if they are run, else the checkpoints themselves. The first is on the device.
 
         Args:
             models: the checkpoints.
             run: something else than the alignment runs them too: all are on the device.
             wide: the first, whose types a merge has, is in the type to compute in.
+            dtype: what will be written of modules that are run; see `CheckpointSet.load_model`.
         """
         if run:
-            return [model.to(self.device) for model in models.load()]
+            return [model.to(self.device) for model in models.load(dtype)]
         first, *others = models.load() if self.runs_networks else models.checkpoints
         first = widen(first) if wide and isinstance(first, Checkpoint) else first
         return [first.to(self.device), *others]
 
-    def symmetry_of(self, models: CheckpointSet, kinds: Kinds, untie: bool = False) -> dict[str, Any]:
+    def symmetry_of(
+        self, models: CheckpointSet, kinds: Kinds, untie: bool = False, dtype: torch.dtype | None = None
+    ) -> dict[str, Any]:
         """The arguments of `onebasin.align` that tell it the symmetry, or how to trace what is more than permutations."""
         if kinds == "permutation":
             return {"symmetry": models.symmetry}
-
-        def move(value: Any) -> Any:
-            return value.to(self.device) if isinstance(value, torch.Tensor) else value
-
-        inputs = tree_map(move, models.architecture.example_inputs)
+        inputs = find_inputs(models, dtype, self.device)
         return {"example_inputs": inputs, "kinds": kinds, **({"untie": True} if untie else {})}
+
+
+def find_inputs(models: CheckpointSet, dtype: torch.dtype | None = None, device: str = "cpu") -> Any:
+    """The example inputs on a device, in the type in which `CheckpointSet.load_model` loads models of that type."""
+
+    def move(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.to(device, torch.float64 if dtype == torch.float64 and value.is_floating_point() else value.dtype)
+
+    return tree_map(move, models.architecture.example_inputs)
 
 
 def check_untie(untie: bool, kinds: Kinds) -> None:

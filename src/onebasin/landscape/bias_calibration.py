@@ -64,11 +64,16 @@ def _find_chain(symmetry: Symmetry, state: State) -> list[str]:
 def _find_readers_and_makers(symmetry: Symmetry, state: State) -> tuple[Mapping[str, set[str]], Mapping[str, set[str]]]:
     """For each layer the groups that its weight has on its input axis, and those on its output axis."""
     readers, makers = {}, {}
-    for key in state.shapes:
-        layer, _, name = key.rpartition(".")
-        layout = symmetry.layouts[key]
+    parts = {key: (*key.rpartition(".")[::2], symmetry.layouts[key]) for key in state.shapes}
+    for layer, name, layout in parts.values():
+        if name == "running_mean" or (name == "weight" and len(layout) == 1):
+            raise ValueError(f"the form 'bias' is for networks without norms, and {layer!r} is one")
+    for key, (layer, name, layout) in parts.items():
         if name == "weight" and len(layout) > 1:
             makers[layer], readers[layer] = (names((axis,)) & symmetry.groups.keys() for axis in layout[:2])
         elif name != "bias":
-            raise ValueError(f"the form 'bias' is for networks without norms, and this one has {key!r}")
+            raise ValueError(
+                "the form 'bias' is for a chain of linear or convolutional layers without norms, each with a weight of "
+                f"several axes and at most a bias, and this network has {key!r}"
+            )
     return readers, makers

@@ -276,7 +276,8 @@ class _Setting:
 def _prepare(a: Model, b: Model, example: Any, symmetry: Symmetry | None, kinds: Kinds) -> _Setting:
     notes: list[str] = []
     if kinds == "all" and symmetry is None:
-        (a, b), symmetry, notes = canonicalise([a, b], example, None)
+        (a, b), symmetry, done = canonicalise([a, b], example, None)
+        notes = list(done)
     symmetry = find_symmetry([a, b], example, symmetry, None, kinds)
     for each in (a, b) if symmetry.bases else ():
         check_fixed(symmetry, read_state(each))

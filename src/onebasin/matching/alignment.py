@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, Unpack, cast
 
@@ -56,6 +56,7 @@ class Alignment(Generic[M]):
         logits: of "sinkhorn", where its descent ended: give them as ``logits=`` (with the same `init`) to go on from there.
         scales: the logarithms of the positive scales that the permuted units were multiplied by, if any were asked for.
         matrices: of the changes of basis that followed, if any were asked for.
+        noted_models: in `merge`, for notes about canonical forms the numbers of the models that they are about.
 
     >>> import torch
     >>> from torch import nn
@@ -82,6 +83,7 @@ class Alignment(Generic[M]):
     scales: dict[str, Tensor] = field(default_factory=dict)
     matrices: dict[str, Tensor] = field(default_factory=dict)
     target_transform: Transform | None = None
+    noted_models: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def transform(self) -> Transform:

@@ -43,7 +43,8 @@ class CanonicalForm(Generic[Network]):
         fold: what was done, to carry a LoRA or a task vector of the model along; None if that is more than positive scales:
             a gain was negative, or the model was balanced. Means need not be subtracted from such a difference.
         centred: the tensors from which the mean over units was subtracted, because nothing reads it.
-        uncentred: for other tensors that write units of a layer norm the reason why it was not.
+        uncentred: for other tensors that write a stream which is rotated about its mean the reason why it was not. If a gain
+            stays, the stream is not rotated, and of its tensors only tied ones are named.
         untied: keys that were one tensor with another key and have a tensor of their own in `model`, if that was asked for.
             A module must be built untied to load `state`; `configuration` says how.
 
@@ -197,10 +198,11 @@ def _balance(model: nn.Module, state: StateDict, example_inputs: Any) -> StateDi
 
 def canonicalise(
     models: Sequence[Any], example_inputs: Any, data: Iterable[Any] | None, untie: bool = False
-) -> tuple[list[Any], Symmetry, list[str]]:
-    """Copies of modules in canonical form, their symmetry of all kinds, and what was done, in sentences.
+) -> tuple[list[Any], Symmetry, dict[str, list[int]]]:
+    """Copies of modules in canonical form, their symmetry of all kinds, and what was done.
 
-    What is untied in one of them is untied in all.
+    The last is sentences, each with the numbers of the models that it is about. What is untied in one of them is untied in
+    all.
 
     Raises:
         ValueError: if these are no modules, or there is nothing to trace them with.
@@ -217,14 +219,17 @@ def canonicalise(
         if set(form.untied) != apart:
             forms[number] = canonical(split_tied(models[number], apart), example_inputs)
     copies = [form.model for form in forms]
-    notes = dict.fromkeys(note for form in forms for note in form.notes)
+    notes: dict[str, list[int]] = {}
+    for number, form in enumerate(forms):
+        for note in form.notes:
+            notes.setdefault(note, []).append(number)
     # A gain that stays in any of the models stands in the way for all.
     found = [trace(each, example_inputs, kinds="all") for each in copies]
     shared = frozenset.intersection(*(frozenset(each.fixed) for each in found))
     symmetry = next((each for each in found if each.fixed.keys() == shared), None)
     if symmetry is None:  # each of them has gains that are one where another has none
         symmetry = trace(_unfix(copies[0], found[0].fixed.keys() - shared), example_inputs, kinds="all")
-    return copies, symmetry, list(notes)
+    return copies, symmetry, notes
 
 
 def _unfix(model: nn.Module, keys: Iterable[str]) -> nn.Module:

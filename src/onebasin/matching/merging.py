@@ -157,7 +157,7 @@ def merge(
         raise ValueError("repair takes one weight for each model: leave out layer_weights=")
     if layer_weights:  # ties are known after tracing
         find_layer_weights(states[0].shapes, layer_weights, len(models))
-    kinds, notes = options.pop("kinds", "permutation"), []
+    kinds, notes = options.pop("kinds", "permutation"), {}
     if kinds == "all" and symmetry is None:
         models, symmetry, notes = canonicalise(models, example_inputs, call.data, untie)
     symmetry = find_symmetry(models, example_inputs, symmetry, call.data, kinds)
@@ -183,7 +183,7 @@ def merge(
 
     def align_model(number: int, model: Model, to: Model, start: Start, how: AlignOptions) -> Alignment[Any]:
         result = align(model, to, symmetry=symmetry, method=method, seed=seed, init=start, **how)
-        result = replace(result, notes=(*notes, *result.notes))
+        result = replace(result, notes=(*notes, *result.notes), noted_models=notes)
         if on_result is not None:
             on_result(number, result)
         return result

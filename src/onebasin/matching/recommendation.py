@@ -54,8 +54,8 @@ def recommend(
     obstacle = _find_obstacle(symmetry, source, target)
     if goal is not None:
         first = () if is_started else (ActivationMatching(),)
-        if symmetry.scales or symmetry.bases:
-            return Recommendation(first or (Staying(),), "scales are learned best from there")
+        if symmetry.scales or any(basis.kind != "signed" for basis in symmetry.bases.values()):
+            return Recommendation(first or (Staying(),), "scales and bases are learned best from there")
         descents = () if obstacle else (Sinkhorn(), SHARP)
         return Recommendation(
             (*first, *descents, Exchange(rounds=2)), "each lowers the objective further, or changes nothing"

@@ -16,7 +16,7 @@ from onebasin.relaxation.learned_bases import LearnedBases
 from onebasin.relaxation.plans import plan_shape, plans_of
 from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.symmetries.mixing import mix_all
-from onebasin.symmetries.multiplication import mixed_tensors, scale_shape, scaled_tensors
+from onebasin.symmetries.multiplication import check_fixed, mixed_tensors, scale_shape, scaled_tensors
 from onebasin.tensors.states import Model, StateDict, read_state_dict
 
 SOLVER_STEPS = 10
@@ -27,6 +27,8 @@ class RebasinNet(nn.Module):
 
     Beside them it has, if the symmetry has scales or changes of basis, the logarithms of the scales and the generators of
     the matrices: units that were permuted are multiplied by the scales and mixed by the matrices. Signs stay as they start.
+
+    A symmetry with changes of basis needs a model in canonical form, see `onebasin.canonical`.
 
     Calling it returns the softly permuted tensors of a model, differentiable in the logits, for
     ``torch.func.functional_call``: so any cost of a network's parameters can be minimised over permutations, all layers at
@@ -47,6 +49,9 @@ class RebasinNet(nn.Module):
             of 18 descents ended at the very permutation that a full solution finds (`benchmarks.accuracy`). For a gradient
             that is exact to rounding take the 200 that `onebasin.sinkhorn` has.
         generator: for the noise.
+
+    Raises:
+        ValueError: if the tensors do not fit, or if a gain of a norm has to be folded for changes of basis.
 
     >>> import torch
     >>> from torch import nn
@@ -79,6 +84,8 @@ class RebasinNet(nn.Module):
         super().__init__()
         state = read_state_dict(model)
         self.symmetry = symmetry.bind(model)
+        if symmetry.bases:
+            check_fixed(self.symmetry, state)
         self.tau, self.num_iters, self.gradient, self.solver_steps = tau, num_iters, gradient, solver_steps
         buffers = {key for key, _ in model.named_buffers()} if isinstance(model, nn.Module) else set()
         # A plain tuple, so that these are neither parameters nor buffers of ours.

@@ -33,6 +33,9 @@ class Group:
         size: number of units.
         parents: a group without parents is one permutation; with parents it is a family, one permutation for each
             combination of the parents' elements (the units of each head). A parent may be a fixed extent.
+        kind: what can be done to the units beside permuting them: "positive" if they have a scale, and the kinds of their
+            bases, such as "orthogonal", joined by " and "; "permutation" if nothing can. Two groups are equal if they differ
+            in nothing but this.
 
     >>> import torch
     >>> from torch import nn
@@ -49,6 +52,7 @@ class Group:
     name: str
     size: int
     parents: tuple[str, ...] = ()
+    kind: str = field(default="permutation", compare=False)
 
 
 @dataclass(frozen=True)
@@ -184,6 +188,18 @@ class Structure:
     bases: Mapping[str, Basis] = field(default_factory=dict)
     fixed: Mapping[str, float] = field(default_factory=dict)
     gains: Mapping[str, float | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Let every group say its kind."""
+        kinds: dict[str, dict[str, None]] = {}
+        for basis in self.bases.values():
+            kinds.setdefault(basis.group, {})[basis.kind] = None
+        for scale in self.scales.values():
+            kinds.setdefault(scale.group, {})["positive"] = None
+        found = {name: " and ".join(kinds.get(name, ())) or "permutation" for name in self.groups}
+        if any(group.kind != found[name] for name, group in self.groups.items()):
+            groups = {name: replace(group, kind=found[name]) for name, group in self.groups.items()}
+            object.__setattr__(self, "groups", groups)
 
     @functools.cached_property
     def parents(self) -> dict[str, tuple[str, ...]]:

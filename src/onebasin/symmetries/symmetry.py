@@ -157,7 +157,7 @@ class Symmetry(Structure):
         return self._make(lambda shape: torch.arange(shape[-1]).expand(shape).contiguous())
 
     def random(self, generator: torch.Generator | None = None) -> Permutation:
-        """A uniformly random permutation."""
+        """A uniformly random permutation, also if there are scales and bases: `Transform.random` draws those too."""
         return self._make(lambda shape: torch.rand(shape, generator=generator).argsort(dim=-1))
 
     def random_cycles(self, generator: torch.Generator | None = None) -> Permutation:
@@ -226,7 +226,9 @@ class Permutation:
         return self.indices[group]
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Permutation) or self.symmetry.groups != other.symmetry.groups:
+        if not isinstance(other, Permutation):
+            return NotImplemented
+        if self.symmetry.groups != other.symmetry.groups:
             return False
         return all(torch.equal(self[name], other[name]) for name in self.indices)
 
@@ -272,7 +274,9 @@ class Permutation:
         )
 
     def __matmul__(self, other: Permutation) -> Permutation:
-        """``(a @ b).apply(m) == a.apply(b.apply(m))``."""
+        """``(a @ b).apply(m) == a.apply(b.apply(m))``; with a `Transform` the result is one too."""
+        if not isinstance(other, Permutation):
+            return NotImplemented
         self._check_same_groups(other)
         indices = {name: other[name] for name in self.symmetry.groups}
         for name, group in self.symmetry.groups.items():

@@ -220,8 +220,46 @@ class Transform:
             plans |= {each: plan.to(value.device) for each, plan in self._plans[name].items()}
         return self._mixed.mix_with({key: value}, plans)[key] if plans else value
 
-    def __matmul__(self, other: Transform) -> Transform:
-        """``(a @ b).apply(m) == a.apply(b.apply(m))``."""
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Permutation):
+            return self.is_permutation and self.permutation == other
+        if not isinstance(other, Transform):
+            return NotImplemented
+        if self.permutation != other.permutation:
+            return False
+        own, theirs = self._effects(), other._effects()
+        return own.keys() == theirs.keys() and all(
+            own[name][0] == theirs[name][0] and torch.equal(own[name][1], theirs[name][1]) for name in own
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _effects(self) -> dict[tuple[str, str], tuple[Scale | Basis, Tensor]]:
+        """The scales and matrices that change something, each with what it is in the symmetry."""
+        scales, bases = self.symmetry.scales, self.symmetry.bases
+        scaled = {("scale", n): (scales[n], value) for n, value in self.logarithms.items() if bool(value.any())}
+        mixed = {("basis", n): (bases[n], value) for n, value in self.matrices.items() if not self._is_unit(n, value)}
+        return {**scaled, **mixed}
+
+    def __rmatmul__(self, other: Permutation) -> Transform:
+        return self._convert(other) @ self if isinstance(other, Permutation) else NotImplemented
+
+    def _convert(self, permutation: Permutation) -> Transform:
+        """A permutation as a transform of this symmetry.
+
+        Raises:
+            ValueError: if its groups differ.
+        """
+        self.permutation._check_same_groups(permutation)
+        return Transform(Permutation(self.symmetry, permutation.indices, check=False), {}, check=False)
+
+    def __matmul__(self, other: Transform | Permutation) -> Transform:
+        """``(a @ b).apply(m) == a.apply(b.apply(m))``; a permutation is a transform without scales and matrices."""
+        if isinstance(other, Permutation):
+            other = self._convert(other)
+        if not isinstance(other, Transform):
+            return NotImplemented
+        self.permutation._check_same_groups(other.permutation)
         theirs = self._carry(other.logarithms)
         names = dict.fromkeys((*self.logarithms, *theirs))
         total = {n: sum(d[n] for d in (self.logarithms, theirs) if n in d) for n in names}

@@ -31,6 +31,11 @@ from onebasin.tracing.conversion import Kinds, to_symmetry
 from onebasin.tracing.trace import Trace
 from onebasin.tracing.walk import walk
 
+_WITHOUT_VALUES = (
+    "on the meta device the values of gains are not known, so that none counts as one and no basis behind a norm is found, "
+    "and neither are rotary pairs, which are found by trial: trace a model with weights to find them"
+)
+
 
 def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True, kinds: Kinds = "permutation") -> Symmetry:
     """Find which axes of which parameters and buffers can be permuted together without changing the function.
@@ -63,7 +68,7 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True, kinds: 
     >>> import onebasin as ob
     >>> mlp = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> ob.symmetry(mlp, zeros(1, 4)).groups
-    {'0.weight': Group(name='0.weight', size=8, parents=())}
+    {'0.weight': Group(name='0.weight', size=8, parents=(), kind='permutation')}
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
@@ -75,6 +80,8 @@ def symmetry(model: nn.Module, example_inputs: Any, verify: bool = True, kinds: 
         result, programs = _trace(model, calls, check=verify, kinds=kinds)
         if kinds == "all" and state.device.type != "meta":
             result = add_rotary_bases(result, programs.given, programs.derived, state)
+        elif kinds == "all":
+            result = replace(result, limits=(*result.limits, _WITHOUT_VALUES))
     if verify and state.device.type != "meta":
         is_large, is_permuted_only = state.num_entries > MAX_ENTRIES, not result.scales and not result.bases
         if is_permuted_only or not is_large:  # random transforms permute too

@@ -132,3 +132,10 @@ def test_moments_follow_signs(onebasin, folder):
     assert any(bool((matrix < 0).any()) for matrix in transform.matrices.values())
     for number, entries in expected["state"].items():
         assert all(torch.equal(found["state"][number][name], value) for name, value in entries.items())
+
+
+def test_what_does_not_exist_is_said_not_to(onebasin, folder):
+    for kind in ("auto", "model", "lora", "task-vector", "optimizer"):
+        ran = onebasin("apply", "p.safetensors", "nothere.pt", "--kind", kind, "-o", "z.pt")
+        assert ran.code == 3
+        assert "there is no file or folder nothere.pt" in ran.err

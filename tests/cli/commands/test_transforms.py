@@ -164,3 +164,25 @@ def test_an_alignment_names_its_scales_and_bases(onebasin, folder):
     assert [each["name"] for each in ran.record["scales"]] == list(transform.symmetry.scales)
     assert "<h2>Changes of basis</h2>" in (folder / "d.html").read_text()
     assert onebasin("align", "a", "b", "-o", "e", "--method", "weight-matching", "--json").record["bases"] == []
+
+
+def test_a_transform_of_untied_models_names_what_unties(onebasin, folder):
+    for seed, name in enumerate("ab"):
+        write_tied(folder / name, "LlamaForCausalLM", seed)
+    assert onebasin("align", "a", "b", "-o", "d", *FAST, "--untie").code == 0
+    ran = onebasin("apply", "d/transform.safetensors", "b", "-o", "g")
+    assert ran.code == 3
+    said = " ".join(ran.err.split())
+    assert "tie_word_embeddings" in said
+    assert "onebasin canonical --untie folds the gains of the tied model" in said
+
+
+def test_notes_of_a_merge_name_all_models_that_they_are_about(onebasin, folder):
+    for seed, name in enumerate("abc"):
+        write_tied(folder / name, "LlamaForCausalLM", seed)
+    ran = onebasin("merge", "a", "b", "c", "-o", "m", *FAST, "--json")
+    assert ran.code == 0, ran.err
+    (folded,) = [note for note in ran.record["notes"] if "gains of norms were folded" in note]
+    assert folded.startswith("a, b, c: ")
+    (chosen,) = [note for note in ran.record["notes"] if "Changes of basis" in note or "changes of basis" in note][:1]
+    assert chosen.startswith(("b", "c"))

@@ -15,7 +15,7 @@ def test_scales_are_learned_from_the_start_that_is_given():
     start = ob.symmetry(a, X).random(torch.Generator().manual_seed(1))
     found = ob.align(b, to=a, init=start, scaling=ob.Scaling(steps=20), **GOAL)
     assert found.method == "given start"
-    assert found.notes[0] == "given start was chosen: scales are learned best from there."
+    assert found.notes[0] == "given start was chosen: scales and bases are learned best from there."
     assert found.permutation == start
     assert found.cost < ob.align(b, to=a, init=start, scaling=ob.Scaling(steps=0), **GOAL).cost
     assert found.converged

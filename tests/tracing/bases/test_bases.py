@@ -185,10 +185,16 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[tuple[int,
     "squares of squares": (
         lambda: Function(lambda x: x / x.square().square().mean(-1, keepdim=True)), ROWS, [(D, "signed")]
     ),
-    "trap: powers": (lambda: Function(lambda x: x / x.pow(4).mean(-1, keepdim=True)), ROWS, []),
+    "powers": (lambda: Function(lambda x: x / x.pow(4).mean(-1, keepdim=True)), ROWS, [(D, "signed")]),
     "the largest": (lambda: Function(lambda x: x / x.abs().amax(-1, keepdim=True)), ROWS, [(D, "signed")]),
     "trap: another norm": (lambda: Function(lambda x: x / x.norm(p=1, dim=-1, keepdim=True)), ROWS, []),
     "trap: a number is added": (lambda: Function(lambda x: x + 1), ROWS, []),
+    "a residual beside its norm": (lambda: Function(lambda x: F.layer_norm(x, (D,)) + x), ROWS, [(D, "centred")]),
+    "trap: a residual beside its norm with a gain": (
+        lambda: Function(lambda x: F.layer_norm(x, (D,), torch.linspace(1, 2, D).to(x)) + x),
+        ROWS,
+        [],
+    ),
     "trap: skips the norm": (lambda: Function(lambda x: F.layer_norm(x, (D,)) + torch.tanh(x)), ROWS, []),
     "trap: softmax": (lambda: Function(lambda x: x.softmax(-1)), ROWS, []),
     "trap: sorted": (lambda: Function(lambda x: x.sort(-1).values), ROWS, []),
@@ -298,3 +304,11 @@ def test_permutations_are_what_they_are_without_bases():
     model, x = make("pre-LN")
     plain, found = ob.symmetry(model, x), ob.symmetry(model, x, kinds="all")
     assert (plain.groups, plain.layouts, plain.bases) == (found.groups, found.layouts, {})
+
+
+def test_what_is_not_found_on_the_meta_device_is_said():
+    model, x = make("pre-LN")
+    for kinds in ("permutation", "all"):
+        found = ob.symmetry(model.to("meta"), x.to("meta"), kinds=kinds)
+        assert any("on the meta device" in limit for limit in found.limits) == (kinds == "all")
+        assert not any(basis.kind in ("centred", "orthogonal", "rotary") for basis in found.bases.values())

@@ -51,7 +51,8 @@ def test_classes_that_meet_have_the_lesser_freedom(system):
         (A, UNIFORM, Freedom.LINEAR),
         (UNIFORM, A, Freedom.LINEAR),
         (Paired(A, A), B, Freedom.SIGNED),
-        (Paired(A, A), A, Freedom.PERMUTATION),
+        (Paired(A, A), A, Freedom.SIGNED),
+        (Paired(A, B), A, Freedom.PERMUTATION),
         (Paired(A, C), FROZEN, Freedom.PERMUTATION),
     ],
 )

@@ -70,8 +70,8 @@ def apply(
     A training checkpoint is moved whole: the model, its moving averages, and the optimiser's state.
 
     No architecture is needed: the file knows the names and shapes of the model's tensors. A transform with changes of basis
-    is for models in canonical form (see onebasin canonical), and an optimiser's state can only be permuted. If the file lies
-    in the folder of a model, the configuration of CHECKPOINT must be that of the model.
+    is for models in canonical form (see onebasin canonical). An optimiser's state follows permutations and signs, and that
+    of SGD rotations. If the file lies in the folder of a model, the configuration of CHECKPOINT must be that of the model.
     """
     output = Output(json)
     running = choose_engine(output, engine, workers, address, memory, resume=resume)

@@ -58,8 +58,8 @@ def canonical(
     left_out = outputs.note_companions(output, (checkpoint, like))
     left_out += outputs.note_about(output, checkpoint, note_left_entries(like))
     with output.status("folding"):
-        example = models.architecture.example_inputs
-        form = ob.canonical(models.load_model(like), example, balanced=balanced, untie=untie)
+        model, example = models.load_model(like, dtype), inputs.find_inputs(models, dtype)
+        form = ob.canonical(model, example, balanced=balanced, untie=untie)
         like = untie_checkpoint(like, form.untied, models.symmetry.ties)
     if fold is not None and form.fold is None:
         raise ValueError("a gain is negative: what was done is more than positive scales, and no transform says it")

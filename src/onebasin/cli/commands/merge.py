@@ -303,9 +303,11 @@ class _Alignments:
     @property
     def notes(self) -> list[str]:
         """Each note once, with the names of the models that it is about."""
-        models: dict[str, list[str]] = {}
-        for name, note in dict.fromkeys((name, note) for name, result in self.results for note in result.notes):
-            models.setdefault(note, []).append(name)
+        models: dict[str, dict[str, None]] = {}
+        for name, result in self.results:
+            for note in result.notes:
+                about = [self.names[number] for number in result.noted_models.get(note, ())] or [name]
+                models.setdefault(note, {}).update(dict.fromkeys(about))
         return [*(f"{', '.join(names)}: {note}" for note, names in models.items()), *self.remarks]
 
     @property

@@ -22,9 +22,25 @@ from onebasin.tracing.trace import NotCovered
 
 
 def _square(system: System, args: SlotArguments) -> TensorSlots:
-    if args.get("exponent", 2) != 2:
-        raise NotCovered("no square")
     return tuple(system.multiply(axis, axis) for axis in args.input)
+
+
+def _power(system: System, args: SlotArguments) -> TensorSlots:
+    """A square, or an odd or even function."""
+    exponent = args["exponent"]
+    if not isinstance(args.input, tuple) or not isinstance(exponent, int | float) or not float(exponent).is_integer():
+        raise NotCovered("no whole power")
+    if exponent == 2:
+        return _square(system, args)
+    return _odd(system, args) if exponent % 2 else _even(system, args)
+
+
+def _clamp(system: System, args: SlotArguments) -> TensorSlots:
+    """Odd between bounds that are each other's negatives."""
+    low, high = args.get("min"), args.get("max")
+    if not isinstance(low, int | float) or not isinstance(high, int | float) or low != -high:
+        raise NotCovered("not odd")
+    return _odd(system, args)
 
 
 def _multiply(system: System, args: SlotArguments) -> TensorSlots:
@@ -228,7 +244,8 @@ def _stack_states(wanted: TensorSlots, states: Sequence[Slots]) -> TensorSlots:
 RULES: dict[str, Rule] = {
     **slots.RULES,
     "square": _square,
-    "pow": _square,
+    "pow": _power,
+    **dict.fromkeys(("clamp", "clip"), _clamp),
     **dict.fromkeys(("mul", "multiply"), _multiply),
     **dict.fromkeys(("div", "divide", "true_divide"), _divide),
     **dict.fromkeys(("expand", "expand_as"), _expand),

@@ -165,8 +165,9 @@ class System(SlotSystem):
         if isinstance(x, Ref) and isinstance(y, Ref):
             return Paired(x, y)
         for changing, other in ((x, y), (y, x)):
-            if isinstance(changing, Ref) and other == FROZEN:
-                self.narrow(Freedom.SIGNED, ((atom, changing),))
+            is_square = isinstance(other, Paired) and other.first == other.second
+            if isinstance(changing, Ref) and (other == FROZEN or is_square):
+                self.narrow(Freedom.SIGNED, ((atom, changing), (atom, other)))
                 return changing
         self.forbid(((atom, x), (atom, y)))
         return FROZEN
