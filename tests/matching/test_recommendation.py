@@ -97,7 +97,7 @@ def test_permutations_are_learned_after_signs_are_found():
     options = {"data": DATA, "objective": ob.Midpoint(LOSS), "kinds": "all"}
     result = ob.align(mlp(1), to=mlp(0), example_inputs=X, **options)
     assert {basis.kind for basis in result.transform.symmetry.bases.values()} == {"signed"}
-    assert result.method == "activation-matching, sinkhorn, exchange"
+    assert result.method == "activation-matching, sinkhorn, sinkhorn, exchange"
     first = ob.align(mlp(1), to=mlp(0), example_inputs=X, method="activation-matching", **options)
     assert result.cost <= first.cost
     torch.testing.assert_close(result.model(X), mlp(1)(X))
