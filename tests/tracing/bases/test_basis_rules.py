@@ -51,6 +51,7 @@ def kinds(between) -> list[str]:
         (lambda x: x.clamp(-1, 1), ["signed"]),
         (lambda x: x.clip(-0.5, 0.5), ["signed"]),
         (lambda x: x.clamp(-1, 2), []),
+        (lambda x: x.clamp(1, -1), []),
         (lambda x: x.clamp(max=1), []),
         (lambda x: x.clamp(torch.tensor(-1.0), torch.tensor(1.0)), []),
         (lambda x: torch.tanh(x).mean(-1, keepdim=True) + x, []),

@@ -36,9 +36,9 @@ def _power(system: System, args: SlotArguments) -> TensorSlots:
 
 
 def _clamp(system: System, args: SlotArguments) -> TensorSlots:
-    """Odd between bounds that are each other's negatives."""
+    """Odd between bounds that are each other's negatives; where the lower one is above the other, the result is constant."""
     low, high = args.get("min"), args.get("max")
-    if not isinstance(low, int | float) or not isinstance(high, int | float) or low != -high:
+    if not isinstance(low, int | float) or not isinstance(high, int | float) or low != -high or high < 0:
         raise NotCovered("not odd")
     return _odd(system, args)
 
