@@ -85,7 +85,7 @@ def test_a_descent_is_compared_with_a_descent(capsys):
     records = [
         {**base, "network": "mlp", "solver": "ours, default", "cpu_seconds": 1.0, "first_seconds": 1.5},
         {**base, "network": "mlp", "solver": "ours, descent alone", "cpu_seconds": 8.0, "first_seconds": 9.0},
-        {**base, "network": "mlp", "solver": "ours, descent by rows", "cpu_seconds": 2.0, "first_seconds": 3.0},
+        {**base, "network": "mlp", "solver": "ours, descent by entries", "cpu_seconds": 2.0, "first_seconds": 3.0},
         {**base, "network": "mlp", "solver": "authors", "cpu_seconds": 4.0, "exact": False},
         {**base, "network": "vgg", "solver": "authors", "failed": "TimeoutError: no | luck"},
     ]  # fmt: skip
