@@ -1,10 +1,10 @@
 """The descent by rows and by entries, on networks trained apart: ``python -m benchmarks.optimizers --data DATA --out FILE``.
 
 Each pair is aligned by every setting, with and without the polish, otherwise by default. Compared pair by pair with Adam by
-entries: the hard L2 distance, the barrier on test data, steps, and seconds of the processor (one thread). Statistics of batch
-norms are estimated again along the line. Pairs with an even number are there to choose settings on, the others to judge by.
-With ``--midpoint`` the objective is the loss at the midpoint, on training data; with ``--read`` tables are printed from the
-records that are there.
+entries: the hard L2 distance, the barrier on test data, steps, and seconds of the processor (one thread). Statistics of
+batch norms are estimated again along the line. Pairs with an even number are there to choose settings on, the others to
+judge by. With ``--midpoint`` the objective is the loss at the midpoint, on training data; with ``--read`` tables are printed
+from the records that are there.
 
 Last come the planted copies of Table 1 (``experiments.table1``): how many are found by the descent, which is not told that
 they are copies.
@@ -18,7 +18,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,6 +117,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     BASE: {"optimizer": "adam"},
     **{f"row-adam {lr}": {"optimizer": "row-adam", "lr": lr} for lr in (0.3, 0.5, 0.7, 1.0)},
 }
+HALVES = {"even": (0,), "odd": (1,), "all": (0, 1)}
 WHEN = {"plain": False, "polished": True}
 
 
@@ -159,15 +160,13 @@ def measure_copies(init: str, hidden: int, seeds: list[int], settings: list[str]
 
 
 def _count_steps(found: ob.Alignment[Any]) -> int:
-    return 1 + max(entry["step"] for entry in found.history if entry["by"] == "sinkhorn")
+    return 1 + max(entry.get("step", 0) for entry in found.history)
 
 
 def describe_pairs(records: list[Record]) -> list[str]:
     """A row per family and setting: means over its pairs, and the paired difference from `BASE` in percent of its mean."""
-    lines = [
-        "| pairs | n | setting | L2 before the polish | L2 | test barrier before the polish | test barrier | steps | CPU s |",
-        "|---" * 9 + "|",
-    ]
+    what = "L2 before the polish | L2 | test barrier before the polish | test barrier"
+    lines = [f"| pairs | n | setting | {what} | steps | CPU s |", "|---" * 9 + "|"]
     for family in dict.fromkeys(r["family"] for r in records):
         chosen = [r for r in records if r["family"] == family]
         base = {r["pair"]: r for r in chosen if r["setting"] == BASE}
@@ -215,19 +214,10 @@ def measure_all(options: argparse.Namespace) -> Iterator[Record]:
         numbers = [n for n in range(min(options.pairs or 50, FAMILIES[name].num_pairs)) if n % 2 in HALVES[options.half]]
         for number, trial in zip(numbers, FAMILIES[name].make(numbers), strict=True):
             for setting in options.settings:
-                record = measure(trial, SETTINGS[setting], options.midpoint)
-                yield {
-                    "family": name,
-                    "pair": number,
-                    "setting": setting,
-                    "on": "Mid" if options.midpoint else "L2",
-                    **record,
-                }
+                described = {"family": name, "pair": number, "setting": setting, "on": "Mid" if options.midpoint else "L2"}
+                yield {**described, **measure(trial, SETTINGS[setting], options.midpoint)}
     for init, hidden in itertools.product(INITS, DEPTHS) if options.copies else ():
         yield from measure_copies(init, hidden, list(range(options.copies)), options.settings)
-
-
-HALVES = {"even": (0,), "odd": (1,), "all": (0, 1)}
 
 
 def main() -> None:
