@@ -59,14 +59,12 @@ def find_reference(record: Record, records: Iterable[Record]) -> Record | None:
     return _find(records, record["network"], REFERENCES.get(record["solver"]))
 
 
-def find_descent(record: Record, records: list[Record]) -> Record | None:
-    """Our descent on the same network: a step of it is compared with a step of theirs."""
+def find_descent(record: Record, records: Iterable[Record]) -> Record | None:
+    """Our descent by the same optimiser on the same network: a step of it is compared with a step of theirs."""
     if not record["solver"].startswith("authors"):
         return None
-    if record["task"] == "pair":
-        return _find(records, record["network"], REFERENCES[record["solver"]])
-    found = (_find(records, record["network"], f"ours, descent {which}") for which in ("alone", "by entries"))
-    return next(filter(None, found), None)
+    own = "ours, descent by entries" if record["task"] == "copy" else REFERENCES[record["solver"]]
+    return _find(records, record["network"], own)
 
 
 def _find(records: Iterable[Record], network: str, solver: str | None) -> Record | None:

@@ -165,7 +165,7 @@ def _count_steps(found: ob.Alignment[Any]) -> int:
 
 def describe_pairs(records: list[Record]) -> list[str]:
     """A row per family and setting: means over its pairs, and the paired difference from `BASE` in percent of its mean."""
-    what = "L2 before the polish | L2 | test barrier before the polish | test barrier"
+    what = "cost before the polish | cost | test barrier before the polish | test barrier"
     lines = [f"| pairs | n | setting | {what} | steps | CPU s |", "|---" * 9 + "|"]
     for family in dict.fromkeys(r["family"] for r in records):
         chosen = [r for r in records if r["family"] == family]
@@ -187,8 +187,8 @@ def _compare(values: list[float], base: list[float]) -> str:
     mean = f"{statistics.mean(values):.4g}"
     if values == base or len(values) < 2:
         return mean
-    change = statistics.mean(values) / statistics.mean(base) - 1
-    return f"{mean} ({100 * change:+.1f} %, p = {stats.ttest_rel(values, base).pvalue:.2g})"
+    before, p = statistics.mean(base), f"p = {stats.ttest_rel(values, base).pvalue:.2g}"
+    return f"{mean} ({100 * (statistics.mean(values) / before - 1):+.1f} %, {p})" if before else f"{mean} ({p})"
 
 
 def describe_copies(records: list[Record]) -> list[str]:
