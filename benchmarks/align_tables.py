@@ -60,10 +60,10 @@ def find_reference(record: Record, records: Iterable[Record]) -> Record | None:
 
 
 def find_descent(record: Record, records: Iterable[Record]) -> Record | None:
-    """Our descent on the same network: a step of it is compared with a step of theirs."""
+    """Our descent by the same optimiser on the same network: a step of it is compared with a step of theirs."""
     if not record["solver"].startswith("authors"):
         return None
-    own = "ours, descent alone" if record["task"] == "copy" else REFERENCES[record["solver"]]
+    own = "ours, descent by entries" if record["task"] == "copy" else REFERENCES[record["solver"]]
     return _find(records, record["network"], own)
 
 
@@ -118,7 +118,7 @@ def print_summary(records: list[Record]) -> None:
 COMPARED = {
     "ours by default (copy detection)": "ours, default",
     "ours by the descent": "ours, descent alone",
-    "ours by the descent by rows": "ours, descent by rows",
+    "ours by the descent by entries": "ours, descent by entries",
     "authors' descent": "authors",
 }
 """The columns of the comparison. Of copies the default does not descend: comparing units finds them."""
@@ -126,7 +126,7 @@ COPY_LABELS = {
     "ours, default": "ours by default: copy detection",
     "ours, weight matching": "ours, weight-matching by default: copy detection",
     "ours, descent alone": "ours, Sinkhorn descent alone",
-    "ours, descent by rows": "ours, Sinkhorn descent alone, by rows",
+    "ours, descent by entries": "ours, Sinkhorn descent alone, by entries",
     "ours, sweeps alone": "ours, weight-matching sweeps alone",
     "authors": "authors' Sinkhorn descent",
 }
@@ -142,8 +142,8 @@ def print_comparison(records: list[Record]) -> None:
     """Copies: seconds of the authors' descent, of our default and our descents, and how many times as fast ours are."""
     copies = [record for record in records if record["task"] == "copy"]
     kind = _kind_of_seconds(copies)
-    default, descent, by_rows, authors = COMPARED
-    header = ["network", authors, *(word for ours in (default, descent, by_rows) for word in (ours, "times as fast"))]
+    default, descent, by_entries, authors = COMPARED
+    header = ["network", authors, *(word for ours in (default, descent, by_entries) for word in (ours, "times as fast"))]
     print("\n| " + " | ".join(header) + " |\n|" + "---|" * len(header))
     for network in dict.fromkeys(record["network"] for record in copies):
         *found, theirs = (_find_last(copies, network, solver) for solver in COMPARED.values())

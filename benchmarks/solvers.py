@@ -185,7 +185,7 @@ Solver = Callable[[Task], Answer]
 COPY_SOLVERS: dict[str, Solver] = {
     "ours, default": solve_ours,
     "ours, descent alone": lambda task: solve_ours(task, method="sinkhorn", detect_copy=False),
-    "ours, descent by rows": lambda task: solve_ours(task, method="sinkhorn", optimizer="row-adam", detect_copy=False),
+    "ours, descent by entries": lambda task: solve_ours(task, method="sinkhorn", optimizer="adam", detect_copy=False),
     "ours, weight matching": lambda task: solve_ours(task, method="weight-matching"),
     "ours, sweeps alone": lambda task: solve_ours(task, method="weight-matching", detect_copy=False),
     "authors": lambda task: solve_authors(task, "l1"),

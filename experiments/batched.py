@@ -1,6 +1,7 @@
 """Many pairs of networks at once: aligned by Sinkhorn, and measured on the line between them, under `torch.func.vmap`.
 
-What `onebasin.align` and `onebasin.linear_path` do for one pair, with the same defaults; tests/experiments compare the two.
+What `onebasin.align` and `onebasin.linear_path` do for one pair, with the same defaults but Adam by entries;
+tests/experiments compare the two.
 """
 
 from __future__ import annotations

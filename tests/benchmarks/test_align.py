@@ -66,7 +66,7 @@ def test_ratios_are_to_the_same_kind_of_method(capsys):
     base = {"task": "copy", "network": "mlp", "tracing": 0.5, "assigning": None, "bytes": 2**20, "exact": True}
     print_tables([
         {**base, "solver": "ours, default", "seconds": 1.0, "cpu_seconds": 1.0, "solving": 0.5, "steps": 1},
-        {**base, "solver": "ours, descent alone", "seconds": 2.5, "cpu_seconds": 2.5, "solving": 2.0, "steps": 4},
+        {**base, "solver": "ours, descent by entries", "seconds": 2.5, "cpu_seconds": 2.5, "solving": 2.0, "steps": 4},
         {**base, "solver": "authors", "seconds": 12.0, "cpu_seconds": 24.0, "solving": 10.0, "steps": 5, "exact": False},
         {**base, "solver": "rebasin", "failed": "TimeoutError: no | luck"},
     ])  # fmt: skip
@@ -85,7 +85,7 @@ def test_a_descent_is_compared_with_a_descent(capsys):
     records = [
         {**base, "network": "mlp", "solver": "ours, default", "cpu_seconds": 1.0, "first_seconds": 1.5},
         {**base, "network": "mlp", "solver": "ours, descent alone", "cpu_seconds": 8.0, "first_seconds": 9.0},
-        {**base, "network": "mlp", "solver": "ours, descent by rows", "cpu_seconds": 2.0, "first_seconds": 3.0},
+        {**base, "network": "mlp", "solver": "ours, descent by entries", "cpu_seconds": 2.0, "first_seconds": 3.0},
         {**base, "network": "mlp", "solver": "authors", "cpu_seconds": 4.0, "exact": False},
         {**base, "network": "vgg", "solver": "authors", "failed": "TimeoutError: no | luck"},
     ]  # fmt: skip

@@ -1,5 +1,5 @@
 # pyright: reportIndexIssue=false
-"""Adam on a few tensors, with one kernel launch per tensor on CUDA, and Adam by rows."""
+"""Adam on a few tensors, with one kernel launch per tensor on CUDA, and one that looks at rows."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TorchAdam(torch.optim.Adam):
         """See `Optimizer`."""
         for number, p in enumerate(self._parameters()):
             if f"mean.{number}" in moments:
-                mean, square = (moments[f"{name}.{number}"].to(p).expand_as(p).clone() for name in ("mean", "square"))
+                mean, square = (moments[f"{name}.{number}"].to(p).clone() for name in ("mean", "square"))
                 num_steps = moments["num_steps"].to(p.device, torch.float32).clone()
                 self.state[p] = {"step": num_steps, "exp_avg": mean, "exp_avg_sq": square}
 
@@ -76,12 +76,8 @@ class _OwnAdam:
 
     def __init__(self, params: Sequence[Tensor], rates: Sequence[float]):
         self._params, self._rates = list(params), list(rates)
-        self._moments = [(torch.zeros_like(p), self._make_square(p)) for p in self._params]
+        self._moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in self._params]
         self._num_steps = torch.zeros((), device=self._params[0].device if self._params else None)
-
-    @staticmethod
-    def _make_square(param: Tensor) -> Tensor:
-        return torch.zeros_like(param)
 
     def zero_grad(self) -> None:
         """Clear the gradients."""
@@ -123,16 +119,14 @@ class TritonAdam(_OwnAdam):
 
 
 class RowAdam(_OwnAdam):
-    """Adam with one second moment per row: that of the largest gradient in the row.
+    """Adam that looks at rows: a step is divided by the geometric mean of an entry's size and the largest in its row.
 
-    A row of logits is one choice among columns. Adam divides every entry by its own gradients, so that all columns move
-    equally far, and many steps pass before the best one stands out. Here the entries of a row move in proportion to their
-    gradients, the one with the largest by the learning rate. As in Adam, the scale of the cost does not matter.
+    A row of logits is one choice among columns. Adam divides every entry by the size of its own gradients, so that all
+    columns move equally far, and many steps pass before the best one stands out. Divided by the largest size in the row,
+    they would move in proportion to their gradients: copies are found even sooner, but wide networks that were trained
+    apart end at a higher cost. This is half way between the two. The entry with the largest gradients moves by the learning
+    rate; as in Adam, the scale of the cost does not matter.
     """
-
-    @staticmethod
-    def _make_square(param: Tensor) -> Tensor:
-        return torch.zeros_like(param[..., :1])
 
     @torch.no_grad()
     def step(self) -> None:
@@ -142,14 +136,8 @@ class RowAdam(_OwnAdam):
         for p, rate, (mean, square) in zip(self._params, self._rates, self._moments, strict=True):
             if p.grad is None:
                 continue
-            low, high = p.grad.aminmax(dim=-1, keepdim=True)
             mean.lerp_(p.grad, 1 - _BETAS[0])
-            square.lerp_(torch.maximum(high, -low).square_(), 1 - _BETAS[1])
-            scale = (square_share / square).sqrt_().div_(mean_share)
-            scale.masked_fill_(square == 0, 0)  # a row without gradients stays where it is
-            p.addcmul_(mean, scale, value=-rate)
-
-    def load_moments(self, moments: Mapping[str, Tensor]) -> None:
-        """See `Optimizer`. Of second moments by entry the largest in each row is taken."""
-        rows = {k: v.amax(-1, keepdim=True) if k.startswith("square.") else v for k, v in moments.items()}
-        super().load_moments(rows)
+            square.mul_(_BETAS[1]).addcmul_(p.grad, p.grad, value=1 - _BETAS[1])
+            size = (square / square_share).sqrt_()
+            size.mul_(size.amax(-1, keepdim=True)).sqrt_().mul_(mean_share)
+            p.addcdiv_(mean, size.masked_fill_(size == 0, torch.inf), value=-rate)  # without gradients nothing moves

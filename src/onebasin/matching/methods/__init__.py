@@ -40,7 +40,7 @@ class MethodOptions(TypedDict, total=False):
 
     steps: int
     lr: float | None
-    optimizer: Literal["adam", "row-adam"]
+    optimizer: Literal["adam", "row-adam"] | None
     tau: float
     final_tau: float | None
     num_iters: int

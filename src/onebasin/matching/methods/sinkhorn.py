@@ -36,9 +36,10 @@ class Sinkhorn(Method):
 
     Attributes:
         steps: the most steps to take.
-        lr: step of the optimiser for a group of ten units; if None, 0.2 for "adam" and 1.0 for "row-adam".
-        optimizer: "adam", or "row-adam", in which the entries of a row of logits share a second moment and move in
-            proportion to their gradients (see `onebasin.descent.adam.RowAdam`): copies are found in a few steps.
+        lr: step of the optimiser for a group of ten units; if None, 0.2 for "adam" and 0.5 for "row-adam".
+        optimizer: "adam", or "row-adam", in which entries with small gradients move less than the others of their row of
+            logits (see `onebasin.descent.adam.RowAdam`), so that copies are found in a few steps. If None, "adam" with data
+            and "row-adam" without it.
         tau: temperature; with `final_tau` it falls geometrically to that.
         final_tau: see `tau`.
         num_iters: rounds of the Sinkhorn operator.
@@ -66,7 +67,7 @@ class Sinkhorn(Method):
 
     steps: int = 100
     lr: float | None = None
-    optimizer: OptimizerName = "adam"
+    optimizer: OptimizerName | None = None
     tau: float = 1.0
     final_tau: float | None = None
     num_iters: int = 20
@@ -98,7 +99,8 @@ class Sinkhorn(Method):
         self._check_logits()
         check_choice("start", self.start, "identity", "scaled", "random")
         check_choice("gradient", self.gradient, "implicit", "unrolled")
-        check_choice("optimizer", self.optimizer, "adam", "row-adam")
+        if self.optimizer is not None:
+            check_choice("optimizer", self.optimizer, "adam", "row-adam")
         if self.capture and self.final_tau is not None:
             raise ValueError("capture=True needs a tau that stays as it is: final_tau must be None")
 
@@ -151,7 +153,7 @@ class Sinkhorn(Method):
     def match(self, problem: Problem) -> Match:
         """Descend from the start that the options name."""
         net, saved = self._make_net(problem), self.logits or {}
-        optimizer = make_optimizer(net, self.optimizer, self.lr)
+        optimizer = make_optimizer(net, self._choose_optimizer(problem), self.lr)
         if moments := {key.removeprefix(_ADAM): value for key, value in saved.items() if key.startswith(_ADAM)}:
             optimizer.load_moments(moments)
         capture = self._can_be_captured(problem, net) if self.capture is None else self.capture
@@ -172,6 +174,9 @@ class Sinkhorn(Method):
         converged = self.steps == 0 or step < self.steps - 1
         logits = net.state_dict() | {f"{_ADAM}{key}": value for key, value in optimizer.moments().items()}
         return Match(search.best, search.cost, converged, search.alternatives(), logits)
+
+    def _choose_optimizer(self, problem: Problem) -> OptimizerName:
+        return self.optimizer or ("adam" if problem.objective.uses_data else "row-adam")
 
     def _choose_looks(self, problem: Problem, net: RebasinNet) -> _Looks:
         if self.check_every is not None:
@@ -207,7 +212,7 @@ class Sinkhorn(Method):
 
 def make_optimizer(net: RebasinNet, name: OptimizerName, lr: float | None = None) -> Optimizer:
     """An optimiser of the logits; the step of each group grows with the logarithm of its size."""
-    make, default = {"adam": (make_adam, 0.2), "row-adam": (RowAdam, 1.0)}[name]
+    make, default = {"adam": (make_adam, 0.2), "row-adam": (RowAdam, 0.5)}[name]
     rates = [(lr or default) * max(math.log10(int(n)), 1.0) for n in net.logits]
     return make(list(net.logits.values()), rates)
 
