@@ -163,9 +163,9 @@ def align(
         objective: what to minimise: `WeightDistance`, `Midpoint`, `RandomPoint`, or any function
             ``(params, target, batch) -> scalar``; `WeightDistance()` if None.
         data: an iterable of (inputs, target) batches that can be read more than once, such as a list or a loader, or a pair
-            of tensors. An objective that uses no data does not see it. Hard permutations are compared on the first quarter
-            of the batches, at most four, which are read once. Descents leave out as many at the beginning of the data: where
-            it always comes in the same order, nothing is kept that is worse than its start on batches that no step has seen.
+            of tensors. An objective that uses no data does not see it. Hard permutations are compared on the first four
+            batches, which are read once. Of 16 batches or more, descents leave out the first four: where data always comes
+            in the same order, nothing is kept that is worse than its start on batches that no step has seen.
         init: start from this permutation, this transform (of both models in canonical form, if it has changes of basis), or
             from what another method finds; the result costs no more than that.
         groups: decide only the groups whose names match one of these (shell patterns); the others stay as they are.

@@ -33,8 +33,9 @@ from onebasin.tensors.states import LazyState, Model, State, StateDict, read_sta
 from onebasin.torch_internals import tree_map
 
 _NUM_COMPARED = 4
-"""Batches that hard permutations are compared on: so many, or a quarter of the data if that is less."""
-
+"""Batches that hard permutations are compared on."""
+_SPARED_FROM = 16
+"""Batches of data from which on descents leave those out. Of less data they would miss too large a share."""
 
 _MARGIN = 1.1
 """For what memory allocators do not give back at once."""
@@ -106,7 +107,7 @@ class Problem:
         objective: bound to the architecture.
         batches: the data, if any, on the computing device; read again from the start each time.
         compared: the batches that hard permutations are compared on; empty if the objective uses no data.
-        num_held_out: how many batches at the beginning of the data descents do not see, because they are compared on them.
+        num_held_out: how many batches at the beginning of the data descents leave out, because they are compared on them.
         model: the architecture, for methods that look at activations.
         seed: for everything random.
         report: called with every entry of the history.
@@ -358,15 +359,12 @@ def make_problem(
 
 
 def _hold_out(batches: Iterable[Any]) -> tuple[Sequence[Any], int]:
-    """Batches to compare permutations on, and how many of them descents can do without.
-
-    They are a quarter of the data, or all of less than four batches, which descents then see too.
-    """
+    """The batches to compare permutations on, and how many of them descents leave out: all, or none of little data."""
     kept, count = [], 0
-    for batch in itertools.islice(batches, 4 * _NUM_COMPARED):
+    for batch in itertools.islice(batches, _SPARED_FROM):
         kept += [batch] if count < _NUM_COMPARED else []
         count += 1
-    return (kept[: count // 4], count // 4) if count >= 4 else (kept, 0)
+    return kept, len(kept) if count == _SPARED_FROM else 0
 
 
 def _fill(model: nn.Module, state: Model) -> nn.Module:
