@@ -25,6 +25,7 @@ import onebasin as ob
 from experiments.anchor_networks import BATCH, RECIPES, augment, load_images, trained_networks
 from experiments.midpoint_drawing import draw_midpoints
 from onebasin.landscape.normalised_twin import make_twin
+from onebasin.matching.recommendation import SHARP
 
 METHODS = {
     "naive": "naive",
@@ -33,6 +34,7 @@ METHODS = {
     "l2-plain": "Sinkhorn L2, not polished",
     "am": "activation matching",
     "am+mid": "activation matching, then Sinkhorn Mid",
+    "am+sharp": "activation matching, then Sinkhorn Mid from sharp plans",
     "am+ste": "activation matching, then STE",
     "am+exchange": "activation matching, then exchanges",
     "am+scales": "activation matching, then scales",
@@ -186,6 +188,7 @@ def _align(
         return ob.align(source, to=target, method=ob.Sinkhorn(steps=0), objective=line, **arguments).model
     method: Any = {
         "mid": ob.Sinkhorn(steps=500, lr=0.05, start="scaled", mass=0.999, patience=500),
+        "sharp": SHARP,
         "ste": ob.StraightThrough(steps=100),
         "exchange": ob.Exchange(rounds=1000, max_seconds=config["seconds"]),
     }[then]
