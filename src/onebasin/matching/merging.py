@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Unpack, cast, get_args
 
@@ -12,8 +11,8 @@ import torch
 from torch import nn
 
 from onebasin.engines import Engine, opened
-from onebasin.landscape.batches import call_model, check_data, copy_model, move_to, split_batch, take_example
-from onebasin.landscape.calibration import DATA_FREE, Repair, RepairForm, can_be_repaired, check_form
+from onebasin.landscape.batches import take_example
+from onebasin.landscape.calibration import Repair, RepairForm
 from onebasin.landscape.calibration import repair as repair_statistics
 from onebasin.landscape.normalised_twin import fold_twin, make_twin
 from onebasin.matching.alignment import Alignment, AlignOptions, align, transform_model
@@ -24,22 +23,21 @@ from onebasin.matching.methods import Method, MethodName
 from onebasin.matching.methods.base import check_choice, check_count
 from onebasin.matching.problem import make_problem
 from onebasin.matching.recommendation import AUTO
+from onebasin.matching.repair_choice import RepairChoice, is_repaired_by_default, lowers_loss, read_repair, suits_repair
 from onebasin.matching.scaling import Scaling, learn_together
-from onebasin.relaxation.objectives import Midpoint, RandomPoint, each_tied_once, parameter_keys
+from onebasin.relaxation.objectives import each_tied_once, parameter_keys
 from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.tensors.comparison import check_alike
 from onebasin.tensors.interpolation import check_weights, interpolate
 from onebasin.tensors.layer_weights import find_layer_weights
 from onebasin.tensors.progress import Progress, show_progress
 from onebasin.tensors.seeding import seeded
-from onebasin.tensors.states import M, Model, StateDict, read_state
+from onebasin.tensors.states import M, Model, read_state
 
 Reference = Literal["first", "mean", "common"]
 """What models are aligned to; see `merge`."""
 Start = Permutation | Transform | MethodName | Method | None
 """Where the alignment of a model starts; see `onebasin.align`."""
-_NUM_JUDGED = 4
-"""Batches on which a merge is compared with the repaired one."""
 _GAIN = 1e-3
 """The share of the cost by which a round with scales or bases, which could go on forever, must lower it."""
 
@@ -48,7 +46,7 @@ def merge(
     models: Sequence[M],
     example_inputs: Any = None,
     weights: Sequence[float] | None = None,
-    repair: RepairForm | Literal["auto"] | Iterable[Any] | None = AUTO,
+    repair: RepairChoice = AUTO,
     symmetry: Symmetry | None = None,
     method: MethodName | Literal["auto"] | Method = AUTO,
     reference: Reference = "first",
@@ -143,8 +141,8 @@ def merge(
         raise ValueError("Scaling(both=True) is for two ends: of more models, reference='common' moves all but the first")
     is_auto = isinstance(repair, str) and repair == AUTO
     if is_auto:
-        repair = "repair" if call.data is not None and _suits_repair(models, shares, layer_weights) else None
-    form, batches = _read_repair(repair, call.data)
+        repair = "repair" if call.data is not None and suits_repair(models, shares, layer_weights) else None
+    form, batches = read_repair(repair, call.data)
     if form is not None and not all(isinstance(model, nn.Module) for model in models):
         raise ValueError("repair needs the networks: give modules, not state dicts")
     _check_negative(shares, form, reference)
@@ -161,7 +159,7 @@ def merge(
     if kinds == "all" and symmetry is None:
         models, symmetry, notes = canonicalise(models, example_inputs, call.data, untie)
     symmetry = find_symmetry(models, example_inputs, symmetry, call.data, kinds)
-    if is_auto and form is not None and not _is_repaired_by_default(models, symmetry, batches, seed):
+    if is_auto and form is not None and not is_repaired_by_default(models, symmetry, batches, seed):
         form = None
     fits_twins = call.groups is None and not any(isinstance(start, Permutation | Transform) for start in starts)
     takes_twins = not is_auto or (fits_twins and on_aligned is on_result is on_repair is None)
@@ -217,7 +215,7 @@ def merge(
     if form is not None:
         with seeded(seed, read_state(merged).device):  # the order of a loader that shuffles
             repaired = repair_statistics(merged, frame.aligned, batches, symmetry, weights=shares, form=form)
-            if is_auto and not _lowers_loss(repaired.state, merged, call):
+            if is_auto and not lowers_loss(repaired.state, merged, call):
                 repaired = None
     if repaired is not None:
         merged.load_state_dict(repaired.state)
@@ -237,35 +235,6 @@ def _list_starts(init: Start | Sequence[Start], count: int) -> list[Start]:
             f"{count} models are aligned to the first, and init has {len(init)} starts: give one for each of them"
         )
     return list(init)
-
-
-def _suits_repair(
-    models: Sequence[Model], shares: Sequence[float], layer_weights: Mapping[str, Sequence[float]] | None
-) -> bool:
-    """Whether these are networks with one weight each, none below zero, so that their average can be repaired."""
-    return all(isinstance(model, nn.Module) for model in models) and min(shares) >= 0 and not layer_weights
-
-
-def _is_repaired_by_default(models: Sequence[Model], symmetry: Symmetry, data: Iterable[Any] | None, seed: int) -> bool:
-    """Whether there is something to repair in these networks, and units have a basis of their own to be repaired in."""
-    if symmetry.bases or data is None:
-        return False
-    with seeded(seed, read_state(models[0]).device):
-        return can_be_repaired(cast(nn.Module, models[0]), symmetry, data)
-
-
-def _lowers_loss(state: StateDict, merged: nn.Module, call: Call) -> bool:
-    """Whether another state of a network has a lower loss on the first batches; true if the objective has no loss."""
-    if not isinstance(call.objective, Midpoint | RandomPoint) or call.data is None:
-        return True
-    model, batches = copy_model(merged), list(itertools.islice(call.data, _NUM_JUDGED))
-    losses = []
-    with torch.no_grad():
-        for each in (read_state(merged), state):
-            model.load_state_dict(each)
-            outputs = ((call_model(model, inputs), target) for inputs, target in map(split_batch, batches))
-            losses.append(sum(float(call.objective.loss(output, move_to(model, target))) for output, target in outputs))
-    return losses[1] < losses[0]
 
 
 def _check_negative(shares: Sequence[float], form: RepairForm | None, reference: Reference) -> None:
@@ -304,20 +273,6 @@ def _merge_twins(model: nn.Module, twins: Sequence[nn.Module], call: Call, optio
     result = copy.deepcopy(model)
     result.load_state_dict(fold_twin(merged, model))
     return result
-
-
-def _read_repair(
-    repair: RepairForm | Iterable[Any] | None, data: Iterable[Any] | None
-) -> tuple[RepairForm | None, Iterable[Any] | None]:
-    """The form, and the batches to measure on."""
-    if repair is None:
-        return None, None
-    if not isinstance(repair, str):
-        return "repair", check_data(repair)
-    check_form("repair", repair)
-    if repair not in DATA_FREE and data is None:
-        raise ValueError(f"repair={repair!r} measures the networks: give data=, or take repair='norms', which needs none")
-    return cast(RepairForm, repair), None if data is None else check_data(data)
 
 
 def _average(models: Sequence[Model], shares: Sequence[float], by_key: Mapping[str, Sequence[float]] | None = None) -> Any:

@@ -1,0 +1,65 @@
+"""When `merge` repairs what it made."""
+
+import pytest
+import torch
+from torch import nn
+
+import onebasin as ob
+from onebasin.matching.scaling import Scaling
+from tests.matching.test_merging import X, mlp
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    return all(torch.equal(value, b.state_dict()[key]) for key, value in a.state_dict().items())
+
+
+def test_a_merge_is_repaired_where_there_is_data():
+    models = [mlp(seed) for seed in range(2)]
+    options = {"example_inputs": X, "method": "weight-matching"}
+    merged, plain = ob.merge(models, data=[X], **options), ob.merge(models, **options)
+    assert same(merged, ob.merge(models, data=[X], repair="repair", **options))
+    assert same(plain, ob.merge(models, data=[X], repair=None, **options))
+    assert not same(merged, plain)
+    for changed in ({"weights": [1.5, -0.5]}, {"layer_weights": {"0.*": [1, 0]}}):
+        assert same(ob.merge(models, data=[X], **options, **changed), ob.merge(models, **options, **changed))
+
+
+def test_a_repair_that_does_not_lower_the_loss_is_not_kept():
+    models = [mlp(seed) for seed in range(2)]
+    told, kept = [], []
+    for sign in (1, -1):  # the repaired merge has the larger outputs
+        loss = ob.Midpoint(lambda output, _, sign=sign: sign * output.square().mean())
+        options = {"example_inputs": X, "objective": loss, "data": [(X, None)], "method": "weight-matching"}
+        merged, plain = ob.merge(models, on_repair=told.append, **options), ob.merge(models, repair=None, **options)
+        kept.append(same(merged, plain))
+    assert kept == [True, False]
+    assert told[0] is None
+    assert told[1].repaired == ("0", "2")
+
+
+def test_a_network_without_layers_to_repair_is_merged_as_it_is():
+    class Bare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w, self.v = (nn.Parameter(torch.randn(size)) for size in ((3, 4), (4, 2)))
+
+        def forward(self, x):
+            return torch.relu(x @ self.w) @ self.v
+
+    models = [Bare(), Bare()]
+    assert same(ob.merge(models, data=[X]), ob.merge(models, data=[X], repair=None))
+
+
+def test_changes_of_basis_are_not_repaired_by_default():
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)) for _ in range(2)]
+    options = {"example_inputs": X, "kinds": "all", "method": "weight-matching", "scaling": Scaling(steps=0)}
+    assert same(ob.merge(models, data=[X], **options), ob.merge(models, data=[X], repair=None, **options))
+
+
+def test_repair_by_name_needs_data():
+    models = [mlp(seed) for seed in range(2)]
+    with pytest.raises(ValueError, match="'rescale' measures the networks"):
+        ob.merge(models, example_inputs=X, repair="rescale")
+    with pytest.raises(ValueError, match="repair must be"):
+        ob.merge(models, example_inputs=X, repair="rescales", data=[X])
