@@ -64,6 +64,21 @@ def test_descents_do_not_see_the_batches_that_permutations_are_compared_on(count
     assert set(seen) == set(range(num_held_out, count))
 
 
+def test_a_pass_without_batches_for_a_descent_is_an_error():
+    class Shrinking:
+        passes = 0
+
+        def __iter__(self):
+            self.passes += 1
+            return iter([(X, torch.zeros(len(X), dtype=torch.long))] * (16 if self.passes < 3 else 4))
+
+    a, b = pair()
+    data = Shrinking()
+    problem = make_problem(b, a, ob.symmetry(a, X), ob.Midpoint(nn.functional.cross_entropy), data, lazily=False)
+    with pytest.raises(ValueError, match="no batches beside those"):
+        list(itertools.islice(problem.stream(), 50))
+
+
 def test_a_cost_is_the_mean_over_the_judged_batches():
     a, b = pair()
     objective = ob.Midpoint(nn.functional.cross_entropy)

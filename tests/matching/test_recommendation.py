@@ -54,7 +54,7 @@ def test_a_scaled_copy_is_found_by_default(named):
 def test_with_data_and_an_objective_methods_follow_each_other():
     options = {"data": DATA, "objective": ob.Midpoint(LOSS)}
     result = ob.align(mlp(1), to=mlp(0), example_inputs=X, **options)
-    assert result.method == "activation-matching, sinkhorn, sinkhorn, exchange"
+    assert result.method == "activation-matching, sinkhorn, sinkhorn from plans of mass 0.999, exchange"
     names = "activation-matching, then sinkhorn, then sinkhorn from plans of mass 0.999, then exchange"
     assert result.notes[0].startswith(f"{names} were chosen: ")
     titles = [note.split(" lowered")[0].split(" left")[0] for note in result.notes[1:]]
@@ -72,7 +72,10 @@ def test_with_data_and_an_objective_methods_follow_each_other():
 
 def test_what_the_user_starts_from_takes_the_place_of_activation_matching():
     options = {"data": DATA, "objective": ob.Midpoint(LOSS), "init": "weight-matching"}
-    assert ob.align(mlp(1), to=mlp(0), example_inputs=X, **options).method == "sinkhorn, sinkhorn, exchange"
+    assert (
+        ob.align(mlp(1), to=mlp(0), example_inputs=X, **options).method
+        == "sinkhorn, sinkhorn from plans of mass 0.999, exchange"
+    )
 
 
 def test_large_networks_are_matched_by_weights(monkeypatch):
@@ -97,7 +100,7 @@ def test_permutations_are_learned_after_signs_are_found():
     options = {"data": DATA, "objective": ob.Midpoint(LOSS), "kinds": "all"}
     result = ob.align(mlp(1), to=mlp(0), example_inputs=X, **options)
     assert {basis.kind for basis in result.transform.symmetry.bases.values()} == {"signed"}
-    assert result.method == "activation-matching, sinkhorn, sinkhorn, exchange"
+    assert result.method == "activation-matching, sinkhorn, sinkhorn from plans of mass 0.999, exchange"
     first = ob.align(mlp(1), to=mlp(0), example_inputs=X, method="activation-matching", **options)
     assert result.cost <= first.cost
     torch.testing.assert_close(result.model(X), mlp(1)(X))

@@ -63,3 +63,33 @@ def test_repair_by_name_needs_data():
         ob.merge(models, example_inputs=X, repair="rescale")
     with pytest.raises(ValueError, match="repair must be"):
         ob.merge(models, example_inputs=X, repair="rescales", data=[X])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_data_may_be_of_another_type_than_the_networks(dtype):
+    models = [mlp(seed).to(dtype) for seed in range(2)]
+    merged = ob.merge(models, example_inputs=X.to(dtype), data=[X], method="weight-matching")
+    assert {value.dtype for value in merged.state_dict().values()} == {dtype}
+    assert not same(merged, ob.merge(models, example_inputs=X.to(dtype), method="weight-matching"))
+
+
+def test_batch_norms_are_not_estimated_on_single_examples():
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)).eval() for _ in range(2)]
+    data, done = [X[:16], X[16:17]], []
+    merged = ob.merge(models, data=data, method="weight-matching", on_repair=done.append)
+    assert done == [None]
+    assert same(merged, ob.merge(models, data=data, method="weight-matching", repair=None))
+
+
+def test_callbacks_do_not_change_the_merge():
+    models = [mlp(seed) for seed in range(2)]
+    loss = ob.Midpoint(lambda output, _: -output.square().mean())
+    options = {"objective": loss, "data": [(X, None)], "kinds": "positive", "scaling": Scaling(steps=2)}
+    told = ob.merge(models, on_repair=lambda _: None, on_result=lambda *_: None, **options)
+    assert same(told, ob.merge(models, **options))
+
+
+def test_what_repair_may_be_is_listed():
+    with pytest.raises(ValueError, match=r"repair must be one of 'auto', 'repair', .* or None; got 'none'"):
+        ob.merge([mlp(0), mlp(1)], example_inputs=X, repair="none")

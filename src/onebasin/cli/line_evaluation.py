@@ -52,6 +52,10 @@ class LineEvaluator:
         self.evaluate = None if data is None else mean_loss(loss, data)
         self.first = None if data is None else models.load_model(models.checkpoints[0]).to(device)
 
+    def repair(self, form: RepairForm | None, data: Any) -> None:
+        """Put the statistics of hidden units right between the ends from now on, in this form, from these batches."""
+        self.options |= {"repair": form, "data": data if form is not None else None}
+
     def evaluate_lines(
         self, states: Mapping[str, State], progress: Progress, first: nn.Module | None = None
     ) -> dict[str, LinearPath]:

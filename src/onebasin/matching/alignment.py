@@ -267,7 +267,7 @@ def align(
             for each in later:
                 before = found
                 found = replace(search, method=each).find(before.compose(before.learn(Scaling(steps=0))), restarts=0)
-                by += f", {each.name}"
+                by += f", {each.title}"
                 notes += [f"{each.title} {_describe_change(before.cost, found.cost)}."]
             learned = found.learn(scaling or Scaling(steps=0 if problem.source.is_lazy else Scaling.steps))
             what = " and ".join(["Positive scales"] * bool(chosen.scales) + ["Changes of basis"] * bool(chosen.bases))

@@ -67,12 +67,12 @@ def merge(
         example_inputs: to trace the symmetry with; not needed if `symmetry` is given.
         weights: of the models in the average; equal if None. They are scaled to sum to one.
         repair: how to correct the statistics of the merged model: a form of `onebasin.repair` by its name, measured on
-            `data`; or batches of data for the form "repair"; or None to leave the merged model as it is. "auto" takes this
-            form where there is data and something to repair, and keeps it unless `objective` has a loss that it does not
-            lower; states, `layer_weights`, negative weights and changes of basis are not repaired by default. With
-            ``kinds="positive"`` this form merges the normalised twins of networks without norms, see
-            `onebasin.landscape.normalised_twin`, and folds the norms into the weights. Callbacks are given the twins, so
-            "auto" does this only without callbacks, `groups`, and permutations in `init`.
+            `data`; or batches of data for the form "repair"; or None to leave the merged model as it is. "auto" takes that
+            form where there is data and something to repair. If the objective has a loss, the repaired model is kept only if
+            its loss on the first four batches is lower. States, merges with `layer_weights`, negative weights or changes of
+            basis, and batch norms where a batch has a single example are not repaired by default. Named, and with
+            ``kinds="positive"``, the form "repair" merges the normalised twins of networks without norms, see
+            `onebasin.landscape.normalised_twin`, and folds the norms into the weights; callbacks are given the twins.
         symmetry: from `onebasin.symmetry` or `Symmetry.from_axes`. One written by hand is verified if inputs are known.
         method: how to align; see `onebasin.align`.
         reference: what the models are aligned to. "first": every model to the first. "mean": from there, every model in turn
@@ -142,7 +142,7 @@ def merge(
     is_auto = isinstance(repair, str) and repair == AUTO
     if is_auto:
         repair = "repair" if call.data is not None and suits_repair(models, shares, layer_weights) else None
-    form, batches = read_repair(repair, call.data)
+    form, batches = read_repair(repair, call.data, models[0])
     if form is not None and not all(isinstance(model, nn.Module) for model in models):
         raise ValueError("repair needs the networks: give modules, not state dicts")
     _check_negative(shares, form, reference)
@@ -161,13 +161,11 @@ def merge(
     symmetry = find_symmetry(models, example_inputs, symmetry, call.data, kinds)
     if is_auto and form is not None and not is_repaired_by_default(models, symmetry, batches, seed):
         form = None
-    fits_twins = call.groups is None and not any(isinstance(start, Permutation | Transform) for start in starts)
-    takes_twins = not is_auto or (fits_twins and on_aligned is on_result is on_repair is None)
     if (
         symmetry.scales
         and not symmetry.bases
         and form == "repair"
-        and takes_twins
+        and not is_auto
         and batches is not None
         and isinstance(models[0], nn.Module)
     ):
@@ -215,7 +213,7 @@ def merge(
     if form is not None:
         with seeded(seed, read_state(merged).device):  # the order of a loader that shuffles
             repaired = repair_statistics(merged, frame.aligned, batches, symmetry, weights=shares, form=form)
-            if is_auto and not lowers_loss(repaired.state, merged, call):
+            if is_auto and batches is not None and not lowers_loss(repaired.state, merged, call.objective, batches):
                 repaired = None
     if repaired is not None:
         merged.load_state_dict(repaired.state)

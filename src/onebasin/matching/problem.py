@@ -202,7 +202,11 @@ class Problem:
         if self.batches is None or not self.objective.uses_data:
             yield from itertools.repeat(None)
         while True:
-            yield from itertools.islice(self.batches or (), self.num_held_out, None)
+            batch = None
+            for batch in itertools.islice(self.batches or (), self.num_held_out, None):
+                yield batch
+            if batch is None:
+                raise ValueError("the data has no batches beside those that permutations are compared on")
 
     def fresh(self, params: Mapping[str, Any]) -> StateDict:
         """The same parameters with buffers of their own: a batch norm in train mode writes into its statistics."""
@@ -353,15 +357,16 @@ def make_problem(
         symmetry, keys = cut_symmetry(symmetry, blocks), cut_keys(keys, blocks)
         bound = replace(bound, keys=cut_keys(bound.keys or keys, blocks))
     source, target = (state.to(device, dtype) for state in (source, target))
-    batches = None if data is None else _MovedBatches(data, device, dtype)
-    compared, num_held_out = ((), 0) if batches is None or not objective.uses_data else _hold_out(batches)
+    batches = None if data is None else MovedBatches(data, device, dtype)
+    kept, num_held_out = ([], 0) if data is None or not objective.uses_data else _hold_out(data)
+    compared = list(MovedBatches(kept, device, dtype))
     return Problem(symmetry, source, target, keys, bound, batches, compared, num_held_out, module)
 
 
-def _hold_out(batches: Iterable[Any]) -> tuple[Sequence[Any], int]:
+def _hold_out(data: Iterable[Any]) -> tuple[list[Any], int]:
     """The batches to compare permutations on, and how many of them descents leave out: all, or none of little data."""
     kept, count = [], 0
-    for batch in itertools.islice(batches, _SPARED_FROM):
+    for batch in itertools.islice(data, _SPARED_FROM):
         kept += [batch] if count < _NUM_COMPARED else []
         count += 1
     return kept, len(kept) if count == _SPARED_FROM else 0
@@ -377,7 +382,7 @@ def _fill(model: nn.Module, state: Model) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class _MovedBatches:
+class MovedBatches:
     """Batches on the computing device, their floating tensors in the computing type."""
 
     data: Iterable[Any]

@@ -98,6 +98,7 @@ def test_merge_with_repair(onebasin, folder):
     for name, options, expected in (("auto.pt", (), "repair"), ("none.pt", ("--repair", "none"), None)):
         ran = onebasin("merge", "x.pt", "y.pt", "-o", name, *conv, *data, *options, "--report", f"{name}.html", "--json")
         assert ran.record["repair"] == expected
+        assert any("were corrected on the data" in note for note in ran.record["notes"]) == (expected is not None)
     auto, none = load(folder / "auto.pt"), load(folder / "none.pt")
     assert torch.equal(auto["0.weight"], none["0.weight"])
     assert not torch.equal(auto["1.running_var"], none["1.running_var"])

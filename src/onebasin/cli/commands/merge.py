@@ -140,14 +140,14 @@ def merge(
     shares = check_weights(_read_weights("--weights", weights), len(paths), normalise=True)
     by_layer = _read_layer_weights(layer_weights)
     parameters = mergekit.read_options(then, then_set, len(paths), {
-        "--repair": None if repair == AUTO else repair, "--layer-weights": layer_weights, "--out-dtype": out_dtype,
+        "--repair": None if repair in (AUTO, "none") else repair, "--layer-weights": layer_weights, "--out-dtype": out_dtype,
         "--reference": kinds != "permutation" and reference != "first",
     })  # fmt: skip
     alignment = inputs.read_alignment_options(
         method=method, objective=objective, data=data, loss=loss, settings=settings, device=device,
         init=init or [], groups=groups or None, seed=seed, restarts=restarts, polish=polish, detect_copy=detect_copy,
     )  # fmt: skip
-    form = _choose_repair(repair, alignment.runs_networks and not (by_layer or then or kinds == "all"), shares)
+    form = _choose_repair(repair, alignment.runs_networks and not (by_layer or then), shares)
     if form not in (None, *DATA_FREE) and alignment.data is None:
         raise ValueError(f"--repair {repair} runs the networks: give --data, or take --repair norms, which needs none")
     running = choose_engine(output, engine, workers, address, memory, device, resume)
@@ -192,16 +192,18 @@ def merge(
     with output.progress() as progress, running.meter.reporting(progress), inputs.explain_data_errors(alignment.data):
         running.meter.expect(WRITING, like.num_bytes)
         record = record_run(output, paths, files, seed, running) if report or card else None
-        given = alignment.load(models, form is not None or kinds != "permutation", dtype is not None)
+        tested = inputs.read_data(data if report else None, "test")
+        lines = LineEvaluator(models, inputs.read_loss(loss), tested, device=device)
+        lines.evaluate_state(like)  # what does not fit the data fails now, and not after the alignment
+        given = alignment.load(models, form is not None or kinds != "permutation", dtype is not None, dtype)
         merged = ob.merge(
             given, weights=shares, repair=cast(Any, repair) if form else None, reference=reference, progress=progress,
             on_aligned=found.keep, on_result=found.add, on_repair=found.repairs.append, layer_weights=by_layer,
-            engine=running, **alignment.symmetry_of(models, kinds, untie),
+            engine=running, **alignment.symmetry_of(models, kinds, untie, dtype),
             **alignment.arguments | ({} if form is None else {"data": alignment.data}),
         )  # fmt: skip
-        form = form if found.repairs[0] else None
-        lines = LineEvaluator(models, inputs.read_loss(loss), inputs.read_data(data if report else None, "test"),
-                              repair=form, device=device)  # fmt: skip
+        form = found.note_repair(form, is_auto=repair == AUTO)
+        lines.repair(form, alignment.data)
         curves = lines.evaluate_lines(_name_lines(found.names, models.checkpoints), progress)
         untied = list_untied(models.symmetry.ties, found.elements[0].symmetry.ties) if untie else ()
         likes = [untie_checkpoint(each, untied, models.symmetry.ties) for each in models.checkpoints]
@@ -235,7 +237,8 @@ def merge(
     facts = {**found.list_facts(shares, measured), **({} if form is None else {"repair": form})}
     facts |= {"untied": outputs.describe_untied(out, likes[0])} if untie else {}
     shown = {**facts, "notes": " ".join(found.notes), "written": out}
-    averages = {"the merge": measured, "the average without alignment": unaligned} if measured else {}
+    plain = "the average without alignment" + (", not repaired" if form else "")
+    averages = {"the merge": measured, plain: unaligned} if measured else {}
     shown |= list_engine_facts(running)
     outputs.save_report(
         report, f"Merge of {', '.join(found.names)}", shown, record, permutations=found.moved_permutations,
@@ -285,6 +288,16 @@ class _Alignments:
     results: list[tuple[str, ob.Alignment[Any]]] = field(default_factory=list)
     repairs: list[Repair | None] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+
+    def note_repair(self, form: RepairForm | None, is_auto: bool) -> RepairForm | None:
+        """The form in which the merge was repaired, with a remark on what the default did."""
+        done = form if self.repairs[0] is not None else None
+        if is_auto and form is not None:
+            self.remarks.append(
+                "The statistics of the merge were corrected on the data." if done else
+                "The statistics of the merge were left as they are: there is nothing to correct, or its loss would not fall."
+            )  # fmt: skip
+        return done
 
     def keep(self, elements: Sequence[Any]) -> None:
         self.elements.extend(elements)
