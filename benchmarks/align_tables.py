@@ -1,4 +1,7 @@
-"""Tables and pictures from the records of `benchmarks.align`: ``python -m benchmarks.align_tables RECORDS --plot FILE``."""
+"""Tables and pictures from the records of `benchmarks.align`: ``python -m benchmarks.align_tables RECORDS --plot FILE``.
+
+``--beside RECORDS`` prints one table of the copies on two devices, and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -153,6 +156,26 @@ def print_comparison(records: list[Record]) -> None:
         print(f"| {NETWORKS.get(network, network)} | " + " | ".join(cells) + " |")
 
 
+def print_devices(records: list[Record], others: list[Record]) -> None:
+    """Copies on a CPU and on a GPU in one table: the authors' descent, our default, and on the CPU our descent."""
+    default, descent, _, authors = COMPARED
+    columns = {"CPU": (records, (default, descent)), "GPU": (others, (default,))}
+    header = ["network"]
+    for device, (_, names) in columns.items():
+        header += [f"{device}: {authors}", *(word for name in names for word in (name, "times as fast"))]
+    print("\n| " + " | ".join(header) + " |\n|" + "---|" * len(header))
+    for network in dict.fromkeys(record["network"] for record in records if record["task"] == "copy"):
+        cells = [NETWORKS.get(network, network)]
+        for found, names in columns.values():
+            copies = [record for record in found if record["task"] == "copy"]
+            kind, theirs = _kind_of_seconds(copies), _find_last(copies, network, COMPARED[authors])
+            cells.append(_tell_seconds(theirs, kind))
+            for name in names:
+                ours = _find_last(copies, network, COMPARED[name])
+                cells += [_tell_seconds(ours, kind), _tell_ratio(ours, theirs, kind)]
+        print("| " + " | ".join(cells) + " |")
+
+
 def print_details(records: list[Record]) -> None:
     """The same copies with seconds of the first run, memory beyond the models, and the commit that was measured."""
     copies = [record for record in records if record["task"] == "copy"]
@@ -161,6 +184,10 @@ def print_details(records: list[Record]) -> None:
     for network in dict.fromkeys(record["network"] for record in copies):
         cells = [_tell_details(_find_last(copies, network, solver), kind) for solver in COMPARED.values()]
         print(f"| {NETWORKS.get(network, network)} | " + " | ".join(cells) + " |")
+
+
+_QUIET = 1.1
+"""Times the CPU seconds. A run that took longer by the clock shared its core, and so did its first run."""
 
 
 def _find_last(records: Iterable[Record], network: str, solver: str) -> Record | None:
@@ -185,7 +212,11 @@ def _tell_ratio(ours: Record | None, theirs: Record | None, kind: str) -> str:
 def _tell_details(record: Record | None, kind: str) -> str:
     if record is None or "failed" in record:
         return _tell_failure(record)
-    cold = f"{record['first_seconds']:.2g} s" if record.get("first_seconds") is not None else "not recorded"
+    cold = "not recorded"
+    if record.get("first_seconds") is not None:
+        cold = f"{record['first_seconds']:.2g} s"
+        if record.get("seconds", record[kind]) > _QUIET * record[kind]:
+            cold = "not known"
     size = f"{record['bytes'] / 2**20:.0f} MiB"
     return f"{_tell_seconds(record, kind)} s, first run {cold}, {size} ({record.get('commit', 'commit unknown')})"
 
@@ -241,8 +272,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("records", type=Path)
     parser.add_argument("--plot", type=Path, help="draw the copies into this file")
+    parser.add_argument("--beside", type=Path, help="records of a GPU: print one table of the copies on both")
     options = parser.parse_args()
     records = load_records(options.records)
+    if options.beside:
+        print_devices(records, load_records(options.beside))
+        return
     print_comparison(records)
     print_details(records)
     print_tables(records)

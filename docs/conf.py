@@ -45,7 +45,15 @@ NAVIGATION = {
     "I study loss landscapes": ["howto/loss-landscapes", "method", "sinkhorn", "reproduction", "performance"],
     "I do continual or federated learning": ["howto/continual-learning", "howto/federated-averaging", "continual"],
     "Look up": ["reference/index", "coverage", "howto/add-a-rule"],
-    "Appendix": ["alignment-notes", "reproduction-notes", "deep-notes", "continual-notes", "performance-notes", "growth"],
+    "Appendix": [
+        "alignment-notes",
+        "reproduction-notes",
+        "deep-notes",
+        "continual-notes",
+        "performance-notes",
+        "assignments",
+        "growth",
+    ],
 }
 
 project = "onebasin"

@@ -11,7 +11,7 @@ from torch import nn
 
 import onebasin as ob
 from experiments.networks import trained_network
-from experiments.summaries import write_markdown
+from experiments.summaries import mark_long_solves, write_markdown
 from experiments.tasks import TASKS, trained_networks
 
 DEPTHS, VGGS = (2, 4, 8, 16), ("vgg11", "vgg13", "vgg16", "vgg19")
@@ -79,7 +79,8 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
         result = record["result"]
         steps = next((i + 1 for i, cost in enumerate(result["hard"]) if cost == 0), None)
         exact = "exact" if result["exact"] else "not found"
-        rows.append([record["config"]["network"], exact, "" if steps is None else str(steps), f"{result['seconds']:.2f}"])
+        label = mark_long_solves(record["config"]["network"], [record])
+        rows.append([label, exact, "" if steps is None else str(steps), f"{result['seconds']:.2f}"])
     write_markdown(
         folder / "convergence.md", "Convergence on planted copies", [(["network", "", "steps", "seconds"], rows)], records
     )

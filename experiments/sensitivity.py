@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from experiments.batched import align_pairs, measure_paths, permute
-from experiments.summaries import mean_and_deviation, write_markdown
+from experiments.summaries import mark_long_solves, mean_and_deviation, write_markdown
 from experiments.table2 import TASKS, load_pairs, objective_of
 from experiments.tasks import load
 from onebasin.landscape.paths import LinearPath
@@ -95,7 +95,9 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
                 setting, result = record["config"]["setting"], record["result"]
                 value = "" if setting == "base" else record["config"]["options"][setting]
                 numbers = [mean_and_deviation(result[key]) for key in ("barrier", "cost", "gap", "steps")]
-                rows.append([f"{setting} {value}", *numbers, f"{result['seconds']:.2f}"])
+                solved = [record] if record["config"]["options"]["gradient"] == "implicit" else []
+                label = mark_long_solves(f"{setting} {value}".strip(), solved)
+                rows.append([label, *numbers, f"{result['seconds']:.2f}"])
             if rows:
                 header = [
                     f"{task}, {method}",

@@ -11,7 +11,7 @@ from scipy import stats
 
 from onebasin.tensors.files import write_atomically
 
-_LONG_SOLVES = frozenset({"1eadf3d", "068e332", "ce9201e", "0f1b12a", "7f31e99", "8ae0c08"})
+_LONG_SOLVES = frozenset({"1eadf3d", "068e332", "ce9201e", "0f1b12a", "7f31e99", "8ae0c08", "c481fca", "0ffaeb1"})
 """Commits of records whose implicit gradients were solved in up to 200 steps; today the default is ten."""
 _MARK = " †"
 _NOTE = "† Made when the implicit gradient was solved in up to 200 steps; today it is solved in at most ten."

@@ -10,7 +10,7 @@ from torch import nn
 
 import onebasin as ob
 from benchmarks.align import list_jobs
-from benchmarks.align_tables import print_comparison, print_details, print_tables
+from benchmarks.align_tables import print_comparison, print_details, print_devices, print_tables
 from benchmarks.plain_matching import match_plainly
 from benchmarks.solvers import COPY_SOLVERS, PAIR_SOLVERS, Task, judge, run
 
@@ -100,3 +100,28 @@ def test_a_descent_is_compared_with_a_descent(capsys):
         "MLP 2 x 512", "1 s, first run 1.5 s, 1 MiB (abc)", "8 s, first run 9 s, 1 MiB (abc)",
         "2 s, first run 3 s, 1 MiB (abc)", "not exact, 4 s, first run not recorded, 1 MiB (abc)",
     ]  # fmt: skip
+
+
+def test_devices_stand_side_by_side(capsys):
+    base = {"task": "copy", "network": "mlp", "bytes": 2**20, "exact": True}
+    on_cpu = [
+        {**base, "device": "cpu", "solver": "ours, default", "cpu_seconds": 1.0},
+        {**base, "device": "cpu", "solver": "authors", "cpu_seconds": 4.0},
+    ]
+    on_gpu = [
+        {**base, "device": "cuda", "solver": "ours, default", "seconds": 0.5, "cpu_seconds": 9.0},
+        {**base, "device": "cuda", "solver": "authors", "seconds": 3.0, "cpu_seconds": 1.0},
+    ]
+    print_devices(on_cpu, on_gpu)
+    header, _, row = (line[2:-2].split(" | ") for line in capsys.readouterr().out.strip().splitlines())
+    assert [cell[:4] for cell in header].count("GPU:") == 1
+    assert row == ["MLP 2 x 512", "4", "1", "4", "not run", "", "3", "0.5", "6"]
+
+
+def test_a_first_run_on_a_busy_core_is_not_told(capsys):
+    record = {
+        "task": "copy", "network": "mlp", "solver": "ours, default", "device": "cpu", "bytes": 2**20, "exact": True,
+        "cpu_seconds": 1.0, "seconds": 5.0, "first_seconds": 6.0, "commit": "abc",
+    }  # fmt: skip
+    print_details([record])
+    assert "1 s, first run not known, 1 MiB (abc)" in capsys.readouterr().out

@@ -132,8 +132,22 @@ def test_drawing(tmp_path, capsys):
     failed = {"config": {"stage": "tuned"}, "result": {"error": "RuntimeError: no room"}}
     records = [make_record("tuned", row, matrices) for row in ("re-basin", "replay")]
     continual_tables.draw([*records, failed], tmp_path)
-    assert "75.00 ± 0.00 | 0.100 ± 0.000" in (tmp_path / "continual.md").read_text()
+    assert "75.00 ± 0.00 |  | 0.100 ± 0.000" in (tmp_path / "continual.md").read_text()
     assert "no room" in capsys.readouterr().out
+
+
+def test_tables_say_what_is_stored_and_how_far_joint_training_is():
+    records = [make_record("tuned", row, [[[0.9], [0.8, 0.7]]]) for row in ("replay", "DER++", "finetune", "recalled")]
+    records.append(make_record("authors", "joint", [[[0.95, 0.85]]]))
+    for record, strategy in zip(records, ("replay", "derpp", "finetune", "rebasin", "joint"), strict=True):
+        record["config"] |= {"strategy": strategy, "num_tasks": 2}
+    records[3]["result"]["runs"][0]["variant"] = {"recall": 0.5, "memory_per_class": 10}
+    memories = continual_tables.find_memories(records, "tuned", "mnist", 1)
+    assert memories == {"replay": "100", "DER++": "100, with outputs", "finetune": "none", "recalled": "200, with outputs"}
+    joint = continual_tables._find_joint(records, "mnist", 1)
+    rows = continual_tables.collect(records, "tuned", "mnist")
+    table = continual_tables._table(rows, "mnist", continual_tables.Shown(memories, joint))
+    assert "| replay | 75.00 ± 0.00 | -15.00 | 0.100 ± 0.000 | 0.100 | 100 |" in table
 
 
 @pytest.fixture

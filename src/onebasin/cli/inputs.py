@@ -192,6 +192,9 @@ def read_alignment_options(
     settings: Sequence[str] | None,
     device: str,
     init: Sequence[str] = (),
+    low: float | None = None,
+    high: float | None = None,
+    repaired: bool = False,
     **arguments: Any,
 ) -> AlignmentOptions:
     """Read the options of an alignment, and refuse those that do not fit together.
@@ -204,6 +207,9 @@ def read_alignment_options(
         settings: options of the method, as NAME=VALUE.
         device: where to compute.
         init: names of methods, or files with permutations or transforms; one, or one for each model that is moved.
+        low: the smallest weight of the moved network in the points of the objective; None for the library's default.
+        high: the largest, likewise.
+        repaired: take the loss of an objective with the statistics put right.
         **arguments: of `onebasin.align`, as they are.
 
     Raises:
@@ -211,7 +217,7 @@ def read_alignment_options(
     """
     check_device(device)
     options, starts, batches = read_settings(settings), [_read_init(text) for text in init], read_data(data, "train")
-    goal = _read_objective(objective, read_loss(loss))
+    goal = _read_objective(objective, read_loss(loss), low, high, repaired)
     # The library takes options without a method as those of "sinkhorn".
     chosen = make_method("sinkhorn" if method == AUTO else method, options)
     methods = (chosen, *(METHODS[text] for text in init if text in METHODS))
@@ -245,10 +251,22 @@ def read_settings(settings: Sequence[str] | None) -> dict[str, Any]:
     return result
 
 
-def _read_objective(name: str | None, loss: Any) -> ob.Objective | None:
+def _read_objective(
+    name: str | None, loss: Any, low: float | None, high: float | None, repaired: bool
+) -> ob.Objective | None:
+    if name != "random-point" and not (low is None and high is None):
+        why = "only --objective random-point draws points between two weights"
+        option = "--high" if low is None else "--low"
+        raise typer.BadParameter(f"{why}, and it is {name or 'not given'}", param_hint=option)
     if name is None or name == "weight-distance":
+        if repaired:
+            why = "only --objective midpoint and random-point take the loss of networks"
+            raise typer.BadParameter(f"{why}, and it is {name or 'not given'}", param_hint="--repaired")
         return None if name is None else ob.WeightDistance()
-    return ob.Midpoint(loss) if name == "midpoint" else ob.RandomPoint(loss)
+    if name == "midpoint":
+        return ob.Midpoint(loss, repaired=repaired)
+    low, high = ob.RandomPoint.low if low is None else low, ob.RandomPoint.high if high is None else high
+    return ob.RandomPoint(loss, repaired=repaired, low=low, high=high)
 
 
 def _pass_starts(starts: Sequence[str | ob.Permutation | ob.Transform]) -> dict[str, Any]:

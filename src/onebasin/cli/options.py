@@ -69,6 +69,21 @@ Objective = Annotated[
             help="What to minimise: weight-distance (the default), or the loss between the networks on --data: midpoint or "
             "random-point."),
 ]  # fmt: skip
+Low = Annotated[
+    float | None,
+    _method("--low", metavar="WEIGHT",
+            help="With --objective random-point, the smallest weight of the moved network in the points. By default 0."),
+]  # fmt: skip
+High = Annotated[
+    float | None,
+    _method("--high", metavar="WEIGHT",
+            help="With --objective random-point, the largest weight of the moved network in the points. By default 1."),
+]  # fmt: skip
+Repaired = Annotated[
+    bool,
+    _method("--repaired", help="With --objective midpoint or random-point, take the loss of networks without norms with "
+            "their statistics put right, as --repair does afterwards."),
+]  # fmt: skip
 Init = Annotated[
     str | None,
     _method(

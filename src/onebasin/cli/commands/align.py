@@ -65,6 +65,9 @@ def align(
     untie: options.Untie = False,
     method: options.Method = AUTO,
     objective: options.Objective = None,
+    low: options.Low = None,
+    high: options.High = None,
+    repaired: options.Repaired = False,
     data: options.Data = None,
     loss: options.Loss = "cross-entropy",
     repair: options.LineRepair = None,
@@ -102,7 +105,7 @@ def align(
     inputs.check_untie(untie, kinds)
     alignment = inputs.read_alignment_options(
         method=method, objective=objective, data=data, loss=loss, settings=settings, device=device,
-        init=[init] if init is not None else [],
+        low=low, high=high, repaired=repaired, init=[init] if init is not None else [],
         groups=groups or None, seed=seed, restarts=restarts, polish=polish, detect_copy=detect_copy,
     )  # fmt: skip
     running = choose_engine(output, engine, workers, address, memory, device, resume)

@@ -94,6 +94,9 @@ def merge(
     untie: options.Untie = False,
     method: options.Method = AUTO,
     objective: options.Objective = None,
+    low: options.Low = None,
+    high: options.High = None,
+    repaired: options.Repaired = False,
     data: options.Data = None,
     loss: options.Loss = "cross-entropy",
     groups: options.Groups = None,
@@ -145,7 +148,8 @@ def merge(
     })  # fmt: skip
     alignment = inputs.read_alignment_options(
         method=method, objective=objective, data=data, loss=loss, settings=settings, device=device,
-        init=init or [], groups=groups or None, seed=seed, restarts=restarts, polish=polish, detect_copy=detect_copy,
+        low=low, high=high, repaired=repaired, init=init or [],
+        groups=groups or None, seed=seed, restarts=restarts, polish=polish, detect_copy=detect_copy,
     )  # fmt: skip
     form = _choose_repair(repair, alignment.runs_networks and not (by_layer or then), shares)
     if form not in (None, *DATA_FREE) and alignment.data is None:

@@ -59,6 +59,9 @@ def port(
     kinds: options.Kinds = "permutation",
     method: options.Method = AUTO,
     objective: options.Objective = None,
+    low: options.Low = None,
+    high: options.High = None,
+    repaired: options.Repaired = False,
     data: options.Data = None,
     loss: options.Loss = "cross-entropy",
     seed: options.Seed = 0,
@@ -81,8 +84,9 @@ def port(
         raise typer.BadParameter("scales and bases are learned: give --symmetry positive or all", param_hint="--imitate")
     imitated = None if imitate == WRITTEN else inputs.read_data(imitate, "train", f"--imitate (or {WRITTEN})")
     alignment = inputs.read_alignment_options(
-        method=method, objective=objective, data=data, loss=loss, settings=settings, device=device, seed=seed
-    )
+        method=method, objective=objective, data=data, loss=loss, settings=settings, device=device, seed=seed,
+        low=low, high=high, repaired=repaired,
+    )  # fmt: skip
     files = inputs.open_files([to, base, fine_tuned])
     is_lora = is_adapter(files[2])
     if is_lora and scales != [1.0]:

@@ -258,7 +258,7 @@ def plan_memory(symmetry: Symmetry, dtype: torch.dtype) -> int:
 
 @dataclass(frozen=True)
 class _Looks:
-    """When to look at the hard permutation, which costs as much as several steps.
+    """When to look at the hard permutation, which costs as much as a step or more.
 
     A look is cheap where nearly all rows of the plans have a best column of their own: then little is left to assign. So it
     is for a copy that has been found, and hardly ever for networks that were trained apart.
@@ -315,7 +315,7 @@ class _Descent:
             return
         self.last_look = self.last_check
         candidates = self._find_candidates(net, plans, columns)
-        if candidates != self.seen[0]:  # judging costs as much as several steps, and late in the descent nothing changes
+        if candidates != self.seen[0]:  # judging costs as much as a step or more, and late in the descent nothing changes
             self.seen = candidates, [self.problem.cost(c) for c in candidates]
         cost = min(self.seen[1])
         value = float(soft)
