@@ -5,8 +5,8 @@ what can be compared with the target already: so a network that is a transformed
 
 A step is not refused if it raises the distance of all tensors. It is judged by tensors whose other groups have been decided;
 tensors whose other groups have not may move away, even if the step is right. For example, if the units of the next group
-have all changed their signs, the right order of these units makes the two tensors between them exact opposites. The caller
-compares the distances before and after all steps.
+have all changed their signs, the right order of these units makes the tensor between the two groups the exact opposite of
+the target's. The caller compares the distances before and after all steps.
 """
 
 from __future__ import annotations
