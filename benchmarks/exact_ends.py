@@ -8,7 +8,6 @@ much its outputs change, relative to the largest; a few minutes on one core.
 """
 
 import argparse
-import copy
 import json
 from collections import Counter
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 import onebasin as ob
 from benchmarks.measuring import find_commit
+from experiments.kept_functions import measure_end
 from experiments.transformer_networks import RECIPES, VOCABULARY, Transformer, loss
 
 BATCH, LENGTH = 16, 32
@@ -58,9 +58,7 @@ def measure(name: str, steps: int) -> dict[str, Any]:
         data=data,
         scaling=ob.Scaling(steps=steps),
     )
-    exact = copy.deepcopy(source).double()
-    moved = copy.deepcopy(exact)
-    moved.load_state_dict(found.transform.apply(ob.canonical(exact, inputs[:2].to(_like(exact, inputs))).state))
+    end = measure_end(source, found, inputs)
     kinds = Counter(found.transform.symmetry.bases[basis].kind for basis in found.matrices)
     return {
         "network": name,
@@ -68,7 +66,8 @@ def measure(name: str, steps: int) -> dict[str, Any]:
         "bases": dict(kinds),
         "scales": len(found.scales),
         "loss": found.cost,
-        "change": _change(exact, moved, inputs),
+        "change": end["change in float64"],
+        "condition": end["condition"],
     }
 
 
@@ -86,16 +85,6 @@ def _draw(name: str) -> tuple[Tensor, Tensor]:
     if name == "vit":
         return torch.randn(BATCH, 3, 32, 32), torch.randint(10, (BATCH,))
     return torch.randint(VOCABULARY, (BATCH, LENGTH)), torch.randint(VOCABULARY, (BATCH, LENGTH))
-
-
-def _like(model: nn.Module, inputs: Tensor) -> torch.dtype:
-    return next(model.parameters()).dtype if inputs.is_floating_point() else inputs.dtype
-
-
-@torch.no_grad()
-def _change(before: nn.Module, after: nn.Module, inputs: Tensor) -> float:
-    first, second = (model(inputs.to(_like(model, inputs))) for model in (before, after))
-    return float((first - second).abs().max() / first.abs().max())
 
 
 if __name__ == "__main__":

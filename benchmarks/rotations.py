@@ -1,17 +1,18 @@
 """Small vision transformers trained apart on the digits, aligned by permutations and by all kinds of symmetry.
 
-    python -m benchmarks.rotations [--pairs N] [--steps N]
+    python -m benchmarks.rotations [--pairs N] [--steps N] [--rows START]
     python -m benchmarks.rotations --three
     python -m benchmarks.rotations --both [--pairs N]
     python -m benchmarks.rotations --together [--pairs N] [--steps N]
     python -m benchmarks.rotations --weighing [--pairs N]
 
 trains pairs of transformers of three blocks on the embedded digits and prints, for each way to align them, the barrier on
-the line between them on test images and the midpoint accuracy; six minutes per pair on one core. With --three, the highest
-barrier on a grid of 15 points between three of them, aligned to the first or all at once; eight minutes. With --both, one
-end of each pair is moved, or both; two minutes a pair. With --together, permutations are learned in the same steps as bases,
-or stay as they start; four minutes a pair. With --weighing, weight matching of all kinds with each tensor divided by a
-number before rotations are chosen; two minutes a pair.
+the line between them on test images, the midpoint accuracy, the largest change of an output of the moved end in float64
+(relative to the largest output) and the largest condition number of a basis; six minutes per pair on one core. With --three,
+the highest barrier on a grid of 15 points between three of them, aligned to the first or all at once; eight minutes. With
+--both, one end of each pair is moved, or both; two minutes a pair. With --together, permutations are learned in the same
+steps as bases, or stay as they start; four minutes a pair. With --weighing, weight matching of all kinds with each tensor
+divided by a number before rotations are chosen; two minutes a pair.
 """
 
 import argparse
@@ -29,6 +30,7 @@ from torch import Tensor, nn
 
 import onebasin as ob
 from benchmarks.digits import VisionTransformer
+from experiments.kept_functions import measure_end
 from onebasin.datasets import digits
 from onebasin.landscape.evaluation import mean_loss
 from onebasin.landscape.paths import Evaluate
@@ -184,11 +186,48 @@ def measure_weighing(pairs: int, evaluate: Evaluate) -> None:
         print(f"| {name} | {each} | {statistics.mean(found):.3f} | {compared} |")
 
 
+def measure_kinds(line: dict[str, Any], pairs: int, steps: int, chosen: str, evaluate: Evaluate) -> None:
+    """Print what is left after each way to align a pair, and what it did to the end that it moved."""
+    images, batches, test = digits("train")[0][:2], line["data"], digits("test")[0]
+    everything: dict[str, Any] = {"kinds": "all", "scaling": ob.Scaling(steps=0)}
+    ways: dict[str, dict[str, Any] | None] = {
+        "as they are": None,
+        "permutations: weight matching": {"method": "weight-matching"},
+        "permutations: Sinkhorn L2": {},
+        "permutations: activation matching": {"data": batches},
+        "permutations: the default on the midpoint": {"objective": ob.Midpoint(CRITERION), "data": batches},
+        "all kinds: weight matching": everything,
+        "all kinds: activation matching": {**everything, **line},
+        "all kinds: learned": {**everything, **line, "scaling": ob.Scaling(steps=steps)},
+    }
+    ways = {name: arguments for name, arguments in ways.items() if name.startswith(chosen)}
+    rows: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+    ends = []
+    for number in range(pairs):
+        a, b = train(2 * number), train(2 * number + 1)
+        ends += [evaluate(model)["accuracy"] for model in (a, b)]
+        for name, arguments in ways.items():
+            begin = time.perf_counter()
+            found = None if arguments is None else ob.align(b, to=a, example_inputs=images, **arguments)
+            row = {"seconds": time.perf_counter() - begin, **measure_end(b, found, test)}
+            path = ob.linear_path(*((a, b) if found is None else (found.target, found.model)), evaluate, num_points=11)
+            rows[name].append({"barrier": path.barrier, "middle": path.metrics["accuracy"][5], **row})
+    print(f"Test accuracy of the ends: {', '.join(f'{end:.1%}' for end in ends)}.\n")
+    print("| aligned by | test barrier, each pair | mean | midpoint accuracy | change in float64 | condition | seconds |")
+    print("|---|---|---|---|---|---|---|")
+    for name, found in rows.items():
+        each, middle = ", ".join(f"{x['barrier']:.3f}" for x in found), ", ".join(f"{x['middle']:.1%}" for x in found)
+        barrier, seconds = (statistics.mean(x[key] for x in found) for key in ("barrier", "seconds"))
+        change, condition = (max(x[key] for x in found) for key in ("change in float64", "condition"))
+        print(f"| {name} | {each} | {barrier:.3f} | {middle} | {change:.1e} | {condition:.1f} | {seconds:.0f} |", flush=True)
+
+
 def main() -> None:
     """Train, align, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=3, help="pairs of networks (default 3)")
     parser.add_argument("--steps", type=int, default=600, help="steps that bases are learned for (default 600)")
+    parser.add_argument("--rows", default="", help='only rows whose names start so, such as "all kinds" (default: all)')
     parser.add_argument("--three", action="store_true", help="merge three at once instead")
     parser.add_argument("--both", action="store_true", help="move one end or both instead")
     parser.add_argument("--together", action="store_true", help="learn permutations with the bases instead")
@@ -211,35 +250,7 @@ def main() -> None:
     if options.together:
         measure_together(line, options.pairs, options.steps, evaluate)
         return
-    everything: dict[str, Any] = {"kinds": "all", "scaling": ob.Scaling(steps=0)}
-    ways: dict[str, dict[str, Any] | None] = {
-        "as they are": None,
-        "permutations: weight matching": {"method": "weight-matching"},
-        "permutations: Sinkhorn L2": {},
-        "permutations: activation matching": {"data": batches},
-        "permutations: the default on the midpoint": {"objective": ob.Midpoint(CRITERION), "data": batches},
-        "all kinds: weight matching": everything,
-        "all kinds: activation matching": {**everything, **line},
-        "all kinds: learned": {**everything, **line, "scaling": ob.Scaling(steps=options.steps)},
-    }
-    rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ways}
-    ends = []
-    for number in range(options.pairs):
-        a, b = train(2 * number), train(2 * number + 1)
-        ends += [evaluate(model)["accuracy"] for model in (a, b)]
-        for name, arguments in ways.items():
-            begin = time.perf_counter()
-            found = None if arguments is None else ob.align(b, to=a, example_inputs=images[:2], **arguments)
-            seconds = time.perf_counter() - begin
-            path = ob.linear_path(*((a, b) if found is None else (found.target, found.model)), evaluate, num_points=11)
-            rows[name].append((path.barrier, path.metrics["accuracy"][5], seconds))
-    print(f"Test accuracy of the ends: {', '.join(f'{end:.1%}' for end in ends)}.\n")
-    print("| aligned by | test barrier, each pair | mean | midpoint accuracy | seconds |\n|---|---|---|---|---|")
-    for name, found in rows.items():
-        barriers, middles, seconds = zip(*found, strict=True)
-        each = ", ".join(f"{barrier:.3f}" for barrier in barriers)
-        middle = ", ".join(f"{value:.1%}" for value in middles)
-        print(f"| {name} | {each} | {statistics.mean(barriers):.3f} | {middle} | {statistics.mean(seconds):.0f} |")
+    measure_kinds(line, options.pairs, options.steps, options.rows, evaluate)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import onebasin as ob
 from experiments.anchor_networks import augment
+from experiments.kept_functions import measure_end
 from experiments.midpoint_drawing import draw_lines
 from experiments.transformer_networks import RECIPES, load_data, loss, trained_networks
 
@@ -90,11 +91,7 @@ def run(config: dict[str, Any], device: str) -> dict[str, Any]:
         torch.cuda.synchronize()
     seconds = time.perf_counter() - begin
     first, second = (target, source) if found is None else (found.target, found.model)
-    result: dict[str, Any] = {"seconds": seconds, "change": 0.0, "change in float64": 0.0}
-    if found is not None:
-        result["change"] = _change(source, found.model, test[0])
-        exact = copy.deepcopy(source).double()
-        result["change in float64"] = _change(exact, _transform(exact, found), test[0])
+    result: dict[str, Any] = {"seconds": seconds, **measure_end(source, found, test[0][:64])}
     for name, (inputs, targets) in {"train": batches[0], "test": test}.items():
         path = ob.linear_path(first, second, lambda m, x=inputs, y=targets: evaluate(m, x, y), NUM_POINTS)
         result[name] = {"weights": path.weights, "barrier": path.barrier, **path.metrics}
@@ -206,24 +203,6 @@ def evaluate(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, flo
         total += float(loss(output, y)) * len(x)
         right += float((output.argmax(-1) == y).float().mean()) * len(x)
     return {"loss": total / len(inputs), "accuracy": right / len(inputs)}
-
-
-def _transform(source: nn.Module, found: ob.Alignment) -> nn.Module:
-    """The network as the transform that was found moves it, from its canonical form if there are bases."""
-    example = next(iter(source.parameters()))
-    moved = copy.deepcopy(source)
-    inputs = torch.zeros(2, 3, 32, 32).to(example) if isinstance(moved.embed, nn.Conv2d) else torch.zeros(2, 8).long()
-    state = ob.canonical(source, inputs.to(example.device)).state if found.matrices else source.state_dict()
-    moved.load_state_dict(found.transform.apply(state))
-    return moved
-
-
-@torch.no_grad()
-def _change(before: nn.Module, after: nn.Module, inputs: Tensor) -> float:
-    """How far the function of the end has moved, relative to its outputs, in the networks' own precision."""
-    x = inputs[:64].to(next(before.parameters()).dtype) if inputs.is_floating_point() else inputs[:64]
-    first, second = (model(x) for model in (before, after))
-    return float((first - second).abs().max() / first.abs().max())
 
 
 def _verdicts(records: list[dict[str, Any]]) -> list[str]:

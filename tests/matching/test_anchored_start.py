@@ -65,6 +65,34 @@ def begin(planted: Planted) -> AnchoredStart:
     return AnchoredStart(steps, closest, UnitPairs(closest), order_sets(problem, joint_groups(problem.symmetry)))
 
 
+def test_right_steps_may_raise_the_distance():
+    """If all units of the next group have changed their signs, the right order makes the tensors between them opposites."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    with torch.no_grad():
+        model[2].weight.mul_(10)
+    x = torch.randn(3, 4, dtype=torch.float64)
+    symmetry = ob.symmetry(model, x, kinds="all")
+    order = ob.Permutation(symmetry, {"0.weight": torch.arange(8).roll(1), "2.weight": torch.arange(8)})
+    first, second = symmetry.bases
+    planted = Planted(model, x, symmetry, ob.Transform(order, {}, {first: torch.ones(8), second: -torch.ones(8)}))
+    start = begin(planted)
+    distances = [start.steps.measure()]
+    decide = start._decide
+
+    def decide_and_measure(groups, keys):
+        decided = decide(groups, keys)
+        distances.append(start.steps.measure())
+        return decided
+
+    start._decide = decide_and_measure
+    start.build()
+    assert len(distances) == 3
+    assert distances[1] > 1.2 * distances[0]
+    assert start.steps.is_equal
+    check_undone(planted)
+
+
 def test_a_basis_is_known_in_part_until_its_neighbours_are():
     """One input, the biases of what writes and the head span seven of eight directions, before units tell the last."""
     start = begin(plant(lambda: stream(RMSNorm, inputs=1)))

@@ -2,6 +2,11 @@
 
 Inputs and outputs of a network have an order of their own. From there on, one set of groups after the other is judged by
 what can be compared with the target already: so a network that is a transformed copy of the target is found exactly.
+
+A step is not refused if it raises the distance of all tensors. It is judged by tensors whose other groups have been decided;
+tensors whose other groups have not may move away, even if the step is right. For example, if the units of the next group
+have all changed their signs, the right order of these units makes the tensor between the two groups the exact opposite of
+the target's. The caller compares the distances before and after all steps.
 """
 
 from __future__ import annotations
@@ -49,7 +54,7 @@ def _tells_apart(problem: Problem, key: str) -> bool:
 
 
 class AnchoredStart:
-    """Decides sets of groups one after the other.
+    """Decides sets of groups one after the other. The distance of all tensors may rise on the way: compare it at the end.
 
     A group is judged by the tensors whose other groups have been decided, where there are any: of grouped queries, key-value
     heads and their units by keys and values, then query heads by queries and outputs. Scales and matrices are chosen too if

@@ -36,12 +36,14 @@ class Scaling:
 
     The logarithms of each scale sum to zero, so that no layer as a whole leans towards one network: else the middle of the
     line would move to the better end, and the barrier with it. They are bounded, so that nothing hides close to an end.
-    A basis is the exponential of a matrix, times its start: a skew-symmetric one for a rotation.
+    A basis is the exponential of a matrix, times its start: a skew-symmetric one for a rotation. Any other has bounded
+    singular values, so that the function of the end is kept in float32 as well.
 
     Attributes:
         steps: of Adam; none leaves all scales at one, and all bases where they start.
         lr: the first step, of logarithms of scales.
-        limit: the bound of what is learned of a logarithm, beside what it starts from.
+        limit: the bound of what is learned of a logarithm, beside what it starts from: of a scale, and of a singular value
+            of a basis. So the condition number of a basis is at most exp(2 limit) times that of its start; by default 55.
         basis_lr: the first step, of the matrices whose exponentials are the bases.
         both: learn scales and bases of the target as well, so that both ends of the line move towards each other. The
             objective must look at a loss between them.
@@ -190,7 +192,7 @@ class _Network:
         self._scaled, self._mixed = scaled_tensors(symmetry), mixed_tensors(symmetry)
         shapes = {name: scale_shape(symmetry, scale) for name, scale in symmetry.scales.items()}
         self.raw = {n: torch.zeros(shape, device=problem.device, requires_grad=True) for n, shape in shapes.items()}
-        self._bases = LearnedBases(symmetry, start.matrices, problem.device)
+        self._bases = LearnedBases(symmetry, start.matrices, problem.device, options.limit)
         self._learned = set(problem.keys)
         # `substitute` puts the first of tied tensors in the place of the others.
         self._tied = {key for keys in symmetry.ties for key in keys[1:]}

@@ -27,6 +27,7 @@ class RebasinNet(nn.Module):
 
     Beside them it has, if the symmetry has scales or changes of basis, the logarithms of the scales and the generators of
     the matrices: units that were permuted are multiplied by the scales and mixed by the matrices. Signs stay as they start.
+    A matrix that is learned is well conditioned: its condition number is at most 55 (exp(4)) times that of its start.
 
     A symmetry with changes of basis needs a model in canonical form, see `onebasin.canonical`.
 
