@@ -21,7 +21,7 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
     "Alignment": {
         "onebasin": [
             *("align", "Alignment", "merge", "Objective", "WeightDistance", "Midpoint", "RandomPoint", "RebasinNet"),
-            *("synthetic_data", "synthetic_images", "synthetic_text", "canonical", "CanonicalForm"),
+            *("synthetic_data", "synthetic_images", "synthetic_text", "mean_scores", "canonical", "CanonicalForm"),
             *("widen", "port", "Ported", "Imitation", "provenance", "Provenance"),
         ],
     },

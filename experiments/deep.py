@@ -26,6 +26,7 @@ from experiments.anchor_networks import BATCH, RECIPES, augment, load_images, tr
 from experiments.midpoint_drawing import draw_midpoints
 from onebasin.landscape.normalised_twin import make_twin
 from onebasin.matching.recommendation import SHARP
+from onebasin.tensors.files import write_atomically
 
 METHODS = {
     "naive": "naive",
@@ -38,11 +39,13 @@ METHODS = {
     "am+ste": "activation matching, then STE",
     "am+exchange": "activation matching, then exchanges",
     "am+scales": "activation matching, then scales",
+    "am+scores": "activation matching, then scales on the mean scores of the two (no labels)",
     "l2+scales": "Sinkhorn L2, then scales",
     "synthetic": "activation matching on synthetic images (no data)",
     "synthetic+scales": "activation matching on synthetic images, then scales (no data)",
     "mixed": "activation matching on drawn and synthetic images (no data)",
     "mixed+scales": "activation matching on drawn and synthetic images, then scales on the synthetic ones (no data)",
+    "own+scores": "activation matching on drawn images and those of each network, then scales on mean scores (no data)",
     "drawn": "activation matching on drawn images (no data)",
     "drawn+scales": "activation matching on drawn images, then scales (no data)",
     "drawn-wm+scales": "weight matching, then scales on drawn images (no data)",
@@ -61,10 +64,12 @@ PUBLISHED = {
 CRITERION = nn.functional.cross_entropy
 OTHER_FORMS = ("rescale", "closed-form", "norms", "bias")
 PLAIN = ("vgg11", "vgg16")
-_FROM_NORMS = ("synthetic", "mixed")
+_FROM_NORMS = ("synthetic", "mixed", "own")
 """Methods that make images from the batch norms of the networks."""
 PAIRS = {"resnet20-short": ((0, 1), (2, 3), (4, 5))}
 """Seeds of the networks; of other recipes all pairs of three."""
+NUM_OWN = 3
+"""Batches of images that are made from the norms of each network."""
 NUM_RUNS = {"vgg11": 2, "vgg16": 2, "resnet20-long": 2}
 """How often the networks of a recipe are trained; once, if not named."""
 _FEWER_IMAGES = frozenset({"17200e4"})
@@ -95,16 +100,17 @@ def measure_pair(config: dict[str, Any], target: nn.Module, source: nn.Module, d
     torch.manual_seed(0)
     data = list(zip(images.split(BATCH), labels.split(BATCH), strict=True))
     is_plain = not any(isinstance(module, nn.BatchNorm2d) for module in target.modules())
-    has_scales = config["method"].endswith("+scales")
+    has_scales = config["method"].endswith(("+scales", "+scores"))
     begin = time.perf_counter()
     is_free = config["method"].startswith((*_FROM_NORMS, "drawn"))
     if config["method"].startswith(_FROM_NORMS):
-        data, spent = _synthesise(config["recipe"], tuple(config["seeds"]), config.get("run", 1), device)
+        make = _synthesise_each if config["method"].startswith("own") else _synthesise
+        data, spent = make(config["recipe"], tuple(config["seeds"]), config.get("run", 1), device)
         begin = time.perf_counter() - spent
     elif is_free:
         data = _draw_images(target, source, images.shape[1:])
     matched_on = data
-    if config["method"].startswith("mixed"):
+    if config["method"].startswith(("mixed", "own")):
         matched_on = [*data, *_draw_images(target, source, images.shape[1:])[: len(data)]]
     if has_scales:
         target, source, symmetry = with_scales(target, source, images[:2], [inputs for inputs, _ in data])
@@ -142,6 +148,28 @@ def _synthesise(recipe: str, seeds: tuple[int, ...], run: int, device: str) -> t
     return made, time.perf_counter() - begin
 
 
+def _synthesise_each(
+    recipe: str, seeds: tuple[int, ...], run: int, device: str
+) -> tuple[list[tuple[Tensor, Tensor]], float]:
+    """Images made from the norms of each network alone, and the seconds that it took; earlier calls have stored them."""
+    made, spent = [], 0.0
+    for seed in seeds:
+        for number in range(NUM_OWN):
+            path = Path("experiments-output/images", f"{recipe}-{run}-{seed}-{number}.pt")
+            if not path.is_file():
+                (network,), begin = trained_networks(RECIPES[recipe], [seed], device, run), time.perf_counter()
+                network.to(memory_format=torch.channels_last)
+                with torch.autocast("cpu", torch.bfloat16, enabled=device == "cpu"):
+                    found = ob.synthetic_data([network], (3, 32, 32), 1, steps=300, seed=100 * seed + number)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                stored = {"batch": found[0], "seconds": time.perf_counter() - begin}
+                write_atomically(path, lambda file, stored=stored: torch.save(stored, file))
+            stored = torch.load(path, map_location=device, weights_only=True)
+            made.append(stored["batch"])
+            spent += stored["seconds"]
+    return made, spent
+
+
 def _draw_images(target: nn.Module, source: nn.Module, shape: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
     return ob.synthetic_images([target, source], shape, num_batches=40, batch_size=BATCH)
 
@@ -177,6 +205,7 @@ def _align(
         "am": {"method": ob.ActivationMatching(num_batches=20), "data": shuffled},
         "synthetic": {"method": ob.ActivationMatching(), "data": shuffled},
         "mixed": {"method": ob.ActivationMatching(), "data": matched_on},
+        "own": {"method": ob.ActivationMatching(), "data": matched_on},
         "drawn": {"method": ob.ActivationMatching(num_batches=20), "data": shuffled},
         "drawn-wm": {"method": "weight-matching"},
         "drawn-l2": {"method": "sinkhorn"},
@@ -188,6 +217,11 @@ def _align(
     if then == "scales":
         line = ob.RandomPoint(CRITERION, low=0.3, high=0.7)
         return ob.align(source, to=target, method=ob.Sinkhorn(steps=0), objective=line, **arguments).model
+    if then == "scores":
+        line = ob.RandomPoint(nn.functional.mse_loss, low=0.3, high=0.7)
+        arguments["data"] = ob.mean_scores([target, source], arguments["data"])
+        how = {"method": ob.Sinkhorn(steps=0), "scaling": ob.Scaling(steps=200)}
+        return ob.align(source, to=target, objective=line, **how, **arguments).model
     method: Any = {
         "mid": ob.Sinkhorn(steps=500, lr=0.05, start="scaled", mass=0.999, patience=500),
         "sharp": SHARP,

@@ -18,6 +18,7 @@ from onebasin.matching.merging import merge
 from onebasin.matching.methods import ActivationMatching, Exchange, Sinkhorn, StraightThrough, WeightMatching
 from onebasin.matching.porting import Ported, port
 from onebasin.matching.scaling import Scaling
+from onebasin.matching.scored_data import mean_scores
 from onebasin.matching.synthetic_data import synthetic_data
 from onebasin.matching.synthetic_images import synthetic_images
 from onebasin.matching.synthetic_text import synthetic_text
@@ -71,6 +72,7 @@ __all__ = [
     "linear_path",
     "loss_plane",
     "mean_loss",
+    "mean_scores",
     "merge",
     "port",
     "provenance",

@@ -7,6 +7,7 @@ compared, scales learned and statistics estimated on them.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import torch
@@ -37,7 +38,7 @@ def synthetic_data(
     Each batch starts as noise and is moved by Adam until every norm sees its own mean and variance, and every classifier
     gives the inputs their labels, which are drawn evenly. Images are shifted at random in every step, so that no pixel
     matters by itself. A batch has to hold enough inputs for the statistics of every norm. On a GPU the classifiers compute
-    in bfloat16.
+    in bfloat16; on a CPU under `torch.autocast`, as the caller has it.
 
     Args:
         models: classifiers of the same inputs and classes; left untouched.
@@ -121,13 +122,14 @@ class _Statistics:
         value, mean, variance = args[0], norm.running_mean, norm.running_var
         assert isinstance(mean, Tensor)
         assert isinstance(variance, Tensor)
-        value = value.to(mean.dtype)
         others = [axis for axis in range(value.dim()) if axis != 1]
+        shape = [-1 if axis == 1 else 1 for axis in range(value.dim())]
+        # Moments about the mean of the training data, which is near: no digits are lost, and one pass is enough.
+        shifted = value.to(mean.dtype) - mean.view(shape)
+        first = shifted.mean(others)
         expected = variance + norm.eps
-        found = value.var(others, correction=0) + norm.eps
-        self.terms.append(
-            ((value.mean(others) - mean).square() / expected).mean() + (found / expected).log().square().mean()
-        )
+        found = (shifted.square().mean(others) - first.square()).clamp_min(0) + norm.eps
+        self.terms.append((first.square() / expected).mean() + (found / expected).log().square().mean())
 
 
 def _fit(
@@ -140,7 +142,7 @@ def _fit(
     def step(_: None) -> Tensor:
         seen.terms.clear()
         shifted = _shift(inputs)
-        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=on_cuda):
+        with torch.autocast("cuda", torch.bfloat16) if on_cuda else contextlib.nullcontext():
             fit = torch.stack([nn.functional.cross_entropy(model(shifted), labels) for model in models]).mean()
         cost = fit + torch.stack(seen.terms).sum() / len(models) + smoothness * _roughness(inputs)
         optimizer.zero_grad(set_to_none=True)
