@@ -31,6 +31,7 @@ from tests.basis_networks import (
     Stacked,
     SwiGLU,
     Tied,
+    ViewedAttention,
     Windows,
     WithBuffer,
     with_gains,
@@ -290,6 +291,16 @@ def test_readers_take_the_dual_matrix():
     assert basis.places == {
         "first.weight": ((0, 0, False),), "first.bias": ((0, 0, False),), "second.weight": ((1, 0, True),)
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("num_calls", [1, 2, 3])
+def test_several_calls_have_the_bases_of_one(num_calls):
+    torch.manual_seed(0)
+    model = Model([ViewedAttention(), MLP()], layers(3)).eval()
+    calls = [torch.randn(1 + number, 4 + number, 3) for number in range(num_calls)]
+    symmetry = ob.symmetry(model, calls, kinds="all")
+    found = sorted((symmetry.sizes[basis.group], basis.kind) for basis in symmetry.bases.values())
+    assert found == sorted([(D, "centred"), *HEAD])
 
 
 def test_train_mode_with_dropout_does_not_stand_in_the_way():
