@@ -64,6 +64,19 @@ class PackedAttention(nn.Module):
         return self.o((scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, length, -1))
 
 
+class ViewedAttention(nn.Module):
+    """Two heads of four; queries, keys and values from one layer, whose outputs are viewed as three by heads by units."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.o = nn.Linear(D, 24), nn.Linear(8, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        return self.o(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).reshape(batch, length, -1))
+
+
 def rotary(x: Tensor, style: str) -> Tensor:
     """Pairs turned by an angle that grows with the position."""
     angles = torch.arange(x.shape[2])[:, None] * torch.tensor([1.0, 0.1])

@@ -1,5 +1,7 @@
 """Gains are folded, whatever number they are one at."""
 
+import re
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -88,6 +90,35 @@ def test_a_reason_that_is_known_is_given():
     found = fold_gains(symmetry, state, {})
     assert found.left == {"1.weight": "it cannot be multiplied without changing what reads it"}
     assert fold_gains(symmetry, state, {"1.weight": "of this"}).left == {"1.weight": "of this"}
+
+
+class Returned(nn.Module):
+    """Units behind a norm, of which some are returned."""
+
+    def __init__(self, num_returned):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(3, D), nn.LayerNorm(D), nn.Linear(D, 2)
+        self.num_returned = num_returned
+        nn.init.uniform_(self.norm.weight, 0.5, 1.5)
+
+    def forward(self, x):
+        h = self.norm(self.first(x))
+        return {"logits": self.last(h), "hidden": h[:, D - self.num_returned :]}
+
+
+@pytest.mark.parametrize(
+    ("num_returned", "reason"),
+    [
+        (D, r"its units are not free: model output \(hidden\)"),
+        (1, "some of its units cannot be multiplied without changing what reads them"),
+    ],
+)
+def test_a_gain_whose_units_are_returned_stays(num_returned, reason):
+    torch.manual_seed(0)
+    model, x = Returned(num_returned).double(), make()[1]
+    form = ob.canonical(model, x)
+    assert re.fullmatch(reason, form.left["norm.weight"])
+    assert torch.allclose(form.model(x)["logits"], model(x)["logits"], rtol=1e-9)
 
 
 def test_tied_keys_are_one_tensor_again():

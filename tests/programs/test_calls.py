@@ -1,9 +1,11 @@
 """Example inputs as calls."""
 
+import dataclasses
+
 import pytest
 import torch
 
-from onebasin.programs.calls import Call, read_calls
+from onebasin.programs.calls import Call, name_outputs, read_calls
 
 
 def test_every_form_of_example_inputs():
@@ -16,3 +18,13 @@ def test_every_form_of_example_inputs():
         read_calls(3)
     with pytest.raises(ValueError, match="is empty"):
         read_calls([])
+
+
+def test_outputs_have_the_names_of_their_entries():
+    a, b, c = torch.zeros(1), torch.zeros(2), torch.zeros(3)
+    assert name_outputs(a) == ["output"]
+    assert name_outputs((a, b)) == ["output", "output"]
+    assert name_outputs({"x": a, "y": [b, {"z": c}]}) == ["x", "y", "y"]
+    record = dataclasses.make_dataclass("Record", ["x", "y"])
+    assert name_outputs(record(a, (b, c))) == ["x", "y", "y"]
+    assert name_outputs(record) == ["output"]

@@ -45,6 +45,16 @@ def test_structure_inside_is_found(name):
     assert any(group.parents for group in symmetry.groups.values())
 
 
+@pytest.mark.parametrize("size", [32, 64])
+def test_bases_do_not_depend_on_the_batch(size):
+    torch.manual_seed(0)
+    model = models.SwinTransformer([4, 4], 16, [2, 2], [2, 4], [7, 7], num_classes=5).eval()
+    for batch in (1, 2):
+        bases = ob.symmetry(model, torch.randn(batch, 3, size, size), kinds="all").bases.values()
+        # Queries with keys, and values with outputs, in each of four blocks; two streams.
+        assert sorted(basis.kind for basis in bases) == ["centred"] * 2 + ["linear"] * 8
+
+
 @pytest.fixture(params=NETWORKS)
 def name(request):
     return request.param

@@ -6,6 +6,7 @@ becomes one. Norms that multiply by 1 + weight have the gain 1 + weight, which i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from onebasin.symmetries import Scale, Symmetry
+from onebasin.symmetries.layout import factors
 from onebasin.symmetries.multiplication import scale_shape, scaled_tensors
 from onebasin.tensors.states import StateDict
 
@@ -77,8 +79,13 @@ def read_gain(symmetry: Symmetry, key: str, state: Mapping[str, Tensor]) -> Tens
 def find_scale(symmetry: Symmetry, key: str) -> Scale | str:
     """The scale that multiplies a gain and no other; or why there is none."""
     scales = [scale for scale in symmetry.scales.values() if key in scale.powers]
+    layout = symmetry.layouts[key][0]
+    if (key, 0) in symmetry.pinned and not any(factor.name in symmetry.groups for factor in factors(layout)):
+        return f"its units are not free: {symmetry.pinned[key, 0]}"
     if len(scales) != 1:
         return "it cannot be multiplied without changing what reads it" if not scales else "several scales multiply it"
+    if math.prod(scale_shape(symmetry, scales[0])) != layout.size:
+        return "some of its units cannot be multiplied without changing what reads them"
     others = [other for other in symmetry.gains if other != key and other in scales[0].powers]
     if others:
         return f"it shares its scale with {others[0]}"

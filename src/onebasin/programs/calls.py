@@ -34,6 +34,16 @@ def list_outputs(result: Any) -> list[Any]:
     return found
 
 
+def name_outputs(result: Any) -> list[str]:
+    """For each of what `list_outputs` lists, the name of the entry of a dict or dataclass that it is in; or "output"."""
+    leaves = list_outputs(result)
+    is_record = dataclasses.is_dataclass(result) and not isinstance(result, type)
+    entries = dict(result) if isinstance(result, Mapping) else vars(result) if is_record else {}
+    named = [(str(name), leaf) for name, value in entries.items() for leaf in list_outputs(value)]
+    is_complete = len(named) == len(leaves) and all(leaf is each for (_, leaf), each in zip(named, leaves, strict=True))
+    return [name for name, _ in named] if is_complete else ["output"] * len(leaves)
+
+
 def read_calls(example_inputs: Any) -> list[Call]:
     """Read a tensor, a tuple of tensors, a dict of keyword tensors, or a list of those, as calls.
 

@@ -125,6 +125,8 @@ class Makings:
         return self.add(torch.ops.aten.full.default, (list(tensor.shape), 0), {}, tensor)
 
     def _write(self, func: Any, operands: list[Tensor]) -> None:
+        if func is torch.ops.aten.detach_.default:  # changes no entry
+            return
         target, *others = operands
         if func in _FILLING and not others and _is_whole(target):
             self._written.discard(find_memory(target))

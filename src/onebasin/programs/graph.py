@@ -53,6 +53,7 @@ class Program:
         training: whether the module was in train mode.
         reads_sizes: whether the module's Python code may depend on the sizes of tensors.
         lines_reading_integers: the lines of code whose branches or sizes depend on values of integer inputs.
+        output_names: of the tensors that the call returns, in order; empty if they are not known.
     """
 
     graph: torch.fx.Graph
@@ -62,6 +63,7 @@ class Program:
     training: bool = False
     reads_sizes: bool = True
     lines_reading_integers: tuple[str, ...] = ()
+    output_names: tuple[str, ...] = ()
 
     @functools.cached_property
     def keys(self) -> dict[str, str]:

@@ -22,7 +22,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Graph, Node
 from torch.overrides import TorchFunctionMode
 
-from onebasin.programs.calls import Call, list_outputs
+from onebasin.programs.calls import Call, list_outputs, name_outputs
 from onebasin.programs.constants import PLAIN, ConstantMemory, Makings
 from onebasin.programs.failures import (
     ModuleFails,
@@ -389,8 +389,17 @@ class _Recorder(TorchDispatchMode):
             if not isinstance(leaf, (Tensor, int, float, str, type(None))):
                 raise NotRecordable(f"it returns a {type(leaf).__name__}, which is no tensor")
         self.graph.output(tuple(self._find_node(leaf) for leaf in leaves if isinstance(leaf, Tensor)))
-        front_end, lines = FrontEnd("recording"), tuple(self._lines)
-        return Program(self.graph, self._inputs, self._given, front_end, training, self.reads_sizes, lines)
+        named = zip(name_outputs(result), leaves, strict=True)
+        return Program(
+            self.graph,
+            self._inputs,
+            self._given,
+            FrontEnd("recording"),
+            training,
+            self.reads_sizes,
+            lines_reading_integers=tuple(self._lines),
+            output_names=tuple(name for name, leaf in named if isinstance(leaf, Tensor)),
+        )
 
 
 def _list_tensors(values: Any) -> list[Tensor]:

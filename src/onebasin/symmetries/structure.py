@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,8 +35,9 @@ class Group:
         parents: a group without parents is one permutation; with parents it is a family, one permutation for each
             combination of the parents' elements (the units of each head). A parent may be a fixed extent.
         kind: what can be done to the units beside permuting them: "positive" if they have a scale, and the kinds of their
-            bases, such as "orthogonal", joined by " and "; "permutation" if nothing can. Two groups are equal if they differ
-            in nothing but this.
+            bases, such as "orthogonal", joined by " and "; "permutation" if nothing can. Never "rotary": pairs of units that
+            a rotary embedding turns together cannot be permuted, so they are no group, and `Symmetry.bases` has them. Two
+            groups are equal if they differ in nothing but this.
 
     >>> import torch
     >>> from torch import nn
@@ -227,14 +229,15 @@ class Structure:
         return (f for layout in self.layouts.values() for term in layout for f in factors(term))
 
     def summary(self) -> str:
-        """One line: groups, and the share of hidden units that are free."""
+        """One line: groups, scales, bases of each kind, and the share of hidden units that are free."""
         share = f"{self.num_free} of {self.num_hidden} hidden units free" if self.num_hidden else "hidden units not counted"
         percent = f" ({self.num_free / self.num_hidden:.1%})" if self.num_hidden else ""
         families = sum(bool(g.parents) for g in self.groups.values())
         nested = f", {families} of them nested" if families else ""
         unreached = f"; {len(self.unreached)} parameters never used" if self.unreached else ""
         scales = f", {_count(self.scales, 'positive scale')}" if self.scales else ""
-        bases = f", {len(self.bases)} change{'s' if len(self.bases) > 1 else ''} of basis" if self.bases else ""
+        kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(basis.kind for basis in self.bases.values()).items())
+        bases = f", {len(self.bases)} change{'s' if len(self.bases) > 1 else ''} of basis ({kinds})" if self.bases else ""
         return f"{_count(self.groups, 'group')}{nested}{scales}{bases}; {share}{percent}{unreached}"
 
     def warn_of_unreached(self) -> None:

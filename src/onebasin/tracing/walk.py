@@ -209,9 +209,15 @@ class _Walk:
     def _pin_outputs(self, node: Node) -> None:
         self.trace.enter("output", "")
         self._pin_positions(node, "model output")
-        for axes in self._operands(node):
-            self.trace.outputs += axes
-            self.trace.pin(*axes, reason="model output")
+        names: dict[Any, str] = {}
+        if self.program.output_names:
+            for operand, name in zip(node.args[0], self.program.output_names, strict=True):  # type: ignore[arg-type]
+                names.setdefault(operand, name)
+        for operand in node.all_input_nodes:
+            self.trace.enter(names.get(operand, "output"), "")
+            for axes in iterate_tensors(self.values.get(operand)):
+                self.trace.outputs += axes
+                self.trace.pin(*axes, reason="model output")
 
     def _count_units(self, node: Node, operands: list[Node]) -> None:
         """Add the output channels of an operation between an activation and weights to the trace."""

@@ -5,6 +5,7 @@ import pytest
 import onebasin as ob
 from tests.cli.cli_files import write_llama
 from tests.cli.cli_networks import make_transformer
+from tests.cli.hugging_face_families import save_family
 
 
 def test_inspect(onebasin, folder):
@@ -14,7 +15,8 @@ def test_inspect(onebasin, folder):
     assert "5.weight[0]" in ran.out
     assert "model output" in ran.out
     record = onebasin("inspect", "cli_networks:make_mlp", "--input-shape", "1,1,8,8", "--json").record
-    assert record["groups"]["1.weight"] == {"size": 12, "parents": [], "axes": ["1.weight[0]", "1.bias[0]", "3.weight[1]"]}
+    axes = ["1.weight[0]", "1.bias[0]", "3.weight[1]"]
+    assert record["groups"]["1.weight"] == {"size": 12, "parents": [], "kind": "permutation", "axes": axes}
     assert "of 24 units moved" in onebasin("inspect", "p.safetensors").out
     assert "group     size  moves" in onebasin("inspect", "cli_networks:make_with_inputs", "--all").out
 
@@ -27,7 +29,7 @@ def test_scales_and_bases(onebasin, folder):
     assert "this is for gains of one, as the model starts" in ran.err
     record = onebasin("inspect", "cli_networks:make_transformer", "--symmetry", "all", "--json").record
     stream = record["bases"]["0.weight"]
-    assert stream["kind"] == "centred"
+    assert stream["kind"] == record["groups"]["0.weight"]["kind"] == "centred"
     assert stream["places"]["3.weight"] == [{"axis": 1, "number": 0, "is_dual": True}]
     assert record["scales"]["1.linear1.weight"]["powers"]["1.linear2.weight"] == [{"axis": 1, "number": 0, "exponent": -1}]
     assert record["fixed"]["2.weight"] == 1
@@ -53,6 +55,15 @@ def test_the_weights_of_a_folder_tell_which_gains_stay(onebasin, folder):
     config.save_pretrained(folder / "empty")
     record = onebasin("inspect", "empty", "--symmetry", "all", "--json").record
     assert "orthogonal" in {basis["kind"] for basis in record["bases"].values()}
+
+
+def test_the_output_that_fixes_a_stream_is_named(onebasin, folder):
+    """T5 returns what its encoder says beside the logits, and all its streams share an embedding."""
+    save_family("t5", 0, folder / "t5")
+    ran = onebasin("inspect", "t5", "--symmetry", "all", "--json")
+    assert "shared.weight[1]" in ran.record["pinned"]["model output (encoder_last_hidden_state)"]
+    gain = "the gain encoder.final_layer_norm.weight stays: its units are not free: model output (encoder_last_hidden_state)"
+    assert gain in ran.record["notes"]
 
 
 @pytest.mark.parametrize("entry", ["num_hidden_layers", "vocab_size"])

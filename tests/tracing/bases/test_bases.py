@@ -31,6 +31,7 @@ from tests.basis_networks import (
     Stacked,
     SwiGLU,
     Tied,
+    ViewedAttention,
     Windows,
     WithBuffer,
     with_gains,
@@ -225,6 +226,26 @@ def test_kinds_counted_by_hand(name):
 SCALES = {
     "pre-LN": 5,  # behind each norm, of queries against keys, and of values against outputs
     "norms without gains": 2,
+    "pre-LN without biases": 4,  # two norms and two of the heads, without an MLP
+    "post-LN": 3,  # the first norm's outputs are also added to what the second divides; the last norm, and two of the heads
+    "RMSNorm": 2,  # behind both norms
+    "RMSNorm by hand": 2,
+    "parallel": 3,  # both branches read one norm; two of the heads
+    "QK-norm without a gain": 3,  # behind two norms, and of values; queries and keys have a length
+    "QK-norm with a gain": 2,  # of the stream, which has no norm, and of values; one gain is squared in the scores
+    "RoPE, halves": 4,  # behind two norms, of values, and one number for all queries of a head against its keys
+    "RoPE, interleaved": 4,
+    "grouped queries": 4,  # behind two norms, and two of the heads of keys
+    "grouped queries, keys repeated in place": 4,
+    "multi-query": 4,
+    "tied embeddings": 0,  # the embedding is divided by its length, so the head has no scale, and the norm none against it
+    "windows": 7,  # behind the norm, two of the heads, and each of the four tokens that are merged behind their norm
+    "ConvNeXt": 1,  # behind the norm, which is used twice
+    "LSTM": 1,  # between the first layer and the gates
+    "GRU, both directions": 1,
+    "linear autoencoder": 3,
+    "a bias behind a rotation": 0,
+    "squares": 1,  # whose degree is two
     "SwiGLU": 3,  # behind both norms, and of the branch that is no gate
     "T5": 6,  # behind three norms, of hidden units, and two of the heads
     "convolutions": 4,  # filters before a norm, what is behind it, and the units of two more layers
@@ -290,6 +311,16 @@ def test_readers_take_the_dual_matrix():
     assert basis.places == {
         "first.weight": ((0, 0, False),), "first.bias": ((0, 0, False),), "second.weight": ((1, 0, True),)
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("num_calls", [1, 2, 3])
+def test_several_calls_have_the_bases_of_one(num_calls):
+    torch.manual_seed(0)
+    model = Model([ViewedAttention(), MLP()], layers(3)).eval()
+    calls = [torch.randn(1 + number, 4 + number, 3) for number in range(num_calls)]
+    symmetry = ob.symmetry(model, calls, kinds="all")
+    found = sorted((symmetry.sizes[basis.group], basis.kind) for basis in symmetry.bases.values())
+    assert found == sorted([(D, "centred"), *HEAD])
 
 
 def test_train_mode_with_dropout_does_not_stand_in_the_way():

@@ -15,6 +15,10 @@ def kinds(between) -> list[str]:
     return [basis.kind for basis in ob.symmetry(Function(between).eval(), X, kinds="all").bases.values()]
 
 
+def normalise(variance, mean, x):
+    return (x - mean) / (variance + 1e-5).sqrt()
+
+
 @pytest.mark.parametrize(
     ("between", "expected"),
     [
@@ -31,6 +35,17 @@ def kinds(between) -> list[str]:
         (lambda x: F.layer_norm(x, (D,)), ["centred"]),
         (lambda x: x + x.mean(-1, keepdim=True), ["centred"]),
         (lambda x: x / x.mean(-1, keepdim=True), ["centred"]),
+        (lambda x: x / x.std(-1, keepdim=True), ["centred"]),
+        (lambda x: x / (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt(), ["centred"]),
+        (lambda x: (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + 1e-5).sqrt(), ["centred"]),
+        (lambda x: normalise(*torch.var_mean(x, -1, keepdim=True), x), ["centred"]),
+        (lambda x: x / x.std(), ["centred"]),
+        (lambda x: x / x.var((0, 1)), ["centred"]),
+        (lambda x: x / (x.std(-1, keepdim=True) + x.amax(-1, keepdim=True)), []),
+        (lambda x: torch.tanh(x / x.std(-1, keepdim=True)), []),
+        (lambda x: x / x.std(0), ["signed"]),
+        (lambda x: x * x.var(0, keepdim=True), ["signed"]),
+        (lambda x: x / (x * x).std(-1, keepdim=True), ["signed"]),
         (lambda x: torch.relu(x), []),
         (lambda x: x / (1 + x * x), ["signed"]),
         (lambda x: torch.tanh(x), ["signed"]),

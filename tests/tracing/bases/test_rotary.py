@@ -106,3 +106,13 @@ def test_a_model_without_values_has_none():
         model = Model([Attention(rotate="halves")], [nn.LayerNorm(D), nn.LayerNorm(D)]).eval()
     symmetry = ob.symmetry(model, X.to("meta"), kinds="all")
     assert not any(basis.is_rotary for basis in symmetry.bases.values())
+
+
+def test_the_kind_of_pairs_is_named():
+    """They are no group, because they cannot be permuted."""
+    model = Model([Attention(rotate="halves")], [nn.LayerNorm(D) for _ in range(2)]).eval()
+    symmetry = ob.symmetry(model, torch.randn(2, 4, 3), kinds="all")
+    assert "3 changes of basis (1 centred, 1 linear, 1 rotary)" in symmetry.summary()
+    (pairs,) = (basis for basis in symmetry.bases.values() if basis.is_rotary)
+    assert (symmetry.sizes[pairs.group], pairs.group in symmetry.groups) == (2, False)
+    assert any(pairs.name in line and "rotary" in line for line in str(symmetry).splitlines())

@@ -1,5 +1,7 @@
 """Scales that were found by hand for small networks, and traps that have none; what is found is verified in float64."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -29,6 +31,163 @@ def test_functions_that_commute_with_positive_factors(activation):
 @pytest.mark.parametrize("activation", [nn.Tanh(), nn.GELU(), nn.ReLU6(), nn.Hardtanh(), nn.Softmax(-1), nn.ELU()])
 def test_functions_that_do_not(activation):
     assert powers(mlp(activation), torch.randn(5, 4)) == {}
+
+
+class Between(nn.Module):
+    """Two linear layers with a function between them, of the hidden units."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.first, self.second, self.function = nn.Linear(4, 6), nn.Linear(6, 3), function
+
+    def forward(self, x):
+        return self.second(self.function(self.first(x)))
+
+
+def change(model, symmetry):
+    """What a random transform of a symmetry changes in the outputs of a model, at random weights in float64."""
+    torch.manual_seed(0)
+    model, x = model.double().eval(), torch.randn(50, 4, dtype=torch.float64)
+    moved = ob.Transform.random(symmetry, torch.Generator().manual_seed(1)).apply(model)
+    with torch.no_grad():
+        before, after = model(x), torch.func.functional_call(model, moved, (x,))
+    return float((after - before).abs().max() / before.abs().max())
+
+
+KEEPING = {
+    "clamp(min=0)": lambda h: h.clamp(min=0),
+    "clamp(max=0)": lambda h: h.clamp(max=0.0),
+    "clamp(0, inf)": lambda h: h.clamp(0, math.inf),
+    "clamp(min=zeros)": lambda h: h.clamp(min=torch.zeros(6)),
+    "clamp between itself": lambda h: h.clamp(0.1 * h.abs(), 0.5 * h.abs()),
+    "clamp_min": lambda h: torch.clamp_min(h, 0),
+    "clamp_max, in place": lambda h: h.clone().clamp_max_(0),
+    "maximum with zeros": lambda h: torch.maximum(h, torch.zeros_like(h)),
+    "minimum with one zero": lambda h: torch.minimum(h, torch.tensor(0.0)),
+    "fmax with zeros of a shape": lambda h: torch.fmax(h, h.new_zeros(6)),
+    "max of two": lambda h: torch.max(h, -0.1 * h),
+    "min with zeros": lambda h: torch.min(h, torch.full((6,), 0.0)),
+    "threshold": lambda h: F.threshold(h, 0, 0),
+    "hardtanh(0, inf)": lambda h: F.hardtanh(h, 0.0, math.inf),
+    "rrelu": lambda h: F.rrelu(h, training=False),
+    "where(h > 0, h, 0.1 h)": lambda h: torch.where(h > 0, h, 0.1 * h),
+    "where(h <= 0, 0, h)": lambda h: torch.where(h <= 0, 0.0, h),
+    "where(h > 0, h, zeros)": lambda h: torch.where(h > 0, h, torch.zeros(())),
+    "where(h > 0 and h < inf, h, 0)": lambda h: torch.where((h > 0) & (h < math.inf), h, 0.0),
+    "where(h > -h, h, 0.1 h)": lambda h: torch.where(h > -h, h, 0.1 * h),
+    "times whether it is positive": lambda h: h * (h > 0),
+    "times a mask": lambda h: h * h.gt(0).to(h.dtype),
+    "times its sign": lambda h: h * torch.sign(h),
+    "masked_fill": lambda h: h.masked_fill(h < 0, 0.0),
+    "masked_fill with zero": lambda h: h.masked_fill(h.lt(0), torch.tensor(0.0)),
+    "the root of a square": lambda h: h.square().sqrt(),
+    "a power of a power": lambda h: (h.abs() ** 0.5) ** 2,
+    "the inverse of the inverse": lambda h: 1 / (1 / h),
+    "the root against its inverse": lambda h: h * h.abs().sqrt() * h.abs().rsqrt(),
+    "the largest of two samples": lambda h: torch.stack([h, h.flip(0)]).max(0).values,
+    "the deviation of two samples": lambda h: torch.stack([h, h.flip(0)]).std(0),
+    "the length of two samples": lambda h: torch.linalg.vector_norm(torch.stack([h, h.flip(0)]), dim=0),
+}
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_what_keeps_positive_factors(name):
+    model = Between(KEEPING[name])
+    assert powers(model, torch.randn(4, 4)) == {
+        "first.weight": {"first.weight": [1], "first.bias": [1], "second.weight": [-1]}
+    }
+    assert change(model, ob.symmetry(model, torch.randn(4, 4), kinds="positive")) < 1e-9
+
+
+CHANGING = {
+    "clamp(min=0.5)": lambda h: h.clamp(min=0.5),
+    "clamp(0, 1)": lambda h: h.clamp(0, 1),
+    "clamp(min=ones)": lambda h: h.clamp(min=torch.ones(6)),
+    "maximum with halves": lambda h: torch.maximum(h, torch.full_like(h, 0.5)),
+    "max with a number": lambda h: torch.max(h, torch.tensor(0.5)),
+    "threshold at 0.1": lambda h: F.threshold(h, 0.1, 0),
+    "threshold to another number": lambda h: F.threshold(h, 0, 0.5),
+    "hardtanh": lambda h: F.hardtanh(h, 0.0, 0.3),
+    "where(h > 1, h, 0)": lambda h: torch.where(h > 1, h, 0.0),
+    "where(h > 0, h, 1)": lambda h: torch.where(h > 0, h, 1.0),
+    "where(h > 0, h, h^2)": lambda h: torch.where(h > 0, h, h * h),
+    "where(h > h^2, h, 0)": lambda h: torch.where(h > h * h, h, 0.0),
+    "compared with another unit": lambda h: torch.where(h > h.mean(-1, keepdim=True), h, 0.0),
+    "masked_fill": lambda h: h.masked_fill(h < 0, 0.3),
+    "whether it is above one": lambda h: h * (h > 1),
+    "its root and itself": lambda h: h.abs().sqrt() + h,
+    "a power that is no simple fraction": lambda h: h.abs() ** (1 / 3) + h.abs(),
+    "the largest unit": lambda h: h / h.max(-1, keepdim=True).values,
+    "the deviation of units": lambda h: h / h.std(-1, keepdim=True),
+    "the variance of two samples": lambda h: h + torch.stack([h, h.flip(0)]).var(0),
+}
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_what_positive_factors_change(name):
+    model = Between(CHANGING[name])
+    assert powers(model, torch.randn(4, 4)) == {}
+    scaled = ob.symmetry(Between(torch.relu), torch.randn(4, 4), kinds="positive")
+    assert change(model, scaled) > 1e-3
+
+
+SQUARE = {"first.weight": {"first.weight": [1], "first.bias": [1], "second.weight": [-2]}}
+
+
+@pytest.mark.parametrize("between", [lambda h: torch.stack([h, h.flip(0)]).var(0), lambda h: (1 / h) ** -2])
+def test_a_variance_has_twice_the_degree(between):
+    model = Between(between)
+    assert powers(model, torch.randn(4, 4)) == SQUARE
+    assert change(model, ob.symmetry(model, torch.randn(4, 4), kinds="positive")) < 1e-9
+
+
+def test_a_root_has_half_the_degree():
+    model = Between(lambda h: h.abs().sqrt())
+    assert powers(model, torch.randn(4, 4)) == {
+        "first.weight": {"first.weight": [2], "first.bias": [2], "second.weight": [-1]}
+    }
+    assert change(model, ob.symmetry(model, torch.randn(4, 4), kinds="positive")) < 1e-9
+
+
+def test_zeros_that_a_module_keeps_may_be_set_later():
+    class Kept(Between):
+        def forward(self, x):
+            return self.second(torch.maximum(self.first(x), self.zero))
+
+    model = Kept(None)
+    model.zero = torch.zeros(())  # an attribute, which is in no state
+    assert powers(model, torch.randn(4, 4)) == {}
+
+
+def test_zeros_at_one_length_are_no_zeros():
+    class Counted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 3)
+
+        def forward(self, x):
+            positions = torch.arange(x.shape[1]).to(x)
+            return self.second(torch.maximum(self.first(x), positions[:, None]))
+
+    assert powers(Counted(), torch.randn(2, 1, 4)) == {}
+
+
+def test_zeros_in_an_exported_program():
+    class Exported(Between):
+        def forward(self, x):
+            part = x[:, :0]  # a recording does not follow what is written through another view
+            x[:, :0].zero_()
+            return super().forward(x + part.sum())
+
+    symmetry = ob.symmetry(Exported(KEEPING["maximum with zeros"]), torch.randn(4, 4), kinds="positive")
+    assert [f.name for f in symmetry.front_ends] == ["export"]
+    assert list(symmetry.scales) == ["first.weight"]
+
+
+@pytest.mark.parametrize("name", ["maximum with zeros", "fmax with zeros of a shape"])
+def test_zeros_on_the_meta_device(name):
+    symmetry = ob.symmetry(Between(KEEPING[name]).to("meta"), torch.randn(4, 4, device="meta"), kinds="positive")
+    assert list(symmetry.scales) == ["first.weight"]
 
 
 def test_a_filter_before_a_batch_norm_and_the_unit_behind_it():

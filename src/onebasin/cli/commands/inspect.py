@@ -170,7 +170,7 @@ def _list_contents(symmetry: Symmetry) -> dict[str, Any]:
         "num_hidden": symmetry.num_hidden,
         "num_free": symmetry.num_free,
         "groups": {
-            name: {"size": group.size, "parents": group.parents, "axes": places(symmetry, name)}
+            name: {"size": group.size, "parents": group.parents, "kind": group.kind, "axes": places(symmetry, name)}
             for name, group in symmetry.groups.items()
         },
         "layouts": {key: write(layout) for key, layout in symmetry.layouts.items()},

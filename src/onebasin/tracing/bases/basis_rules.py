@@ -16,7 +16,7 @@ from onebasin.programs.shapes import bind_arguments
 from onebasin.tracing.bases.classes import FROZEN, UNIFORM, Freedom, Paired, System
 from onebasin.tracing.rules.recurrent import list_cells
 from onebasin.tracing.slots import slot_rules as slots
-from onebasin.tracing.slots.slot_rules import Rule, SlotArguments, align_operands, keep, reduce
+from onebasin.tracing.slots.slot_rules import Rule, SlotArguments, align_operands, reduce
 from onebasin.tracing.slots.system import Segments, Slots, TensorSlots, atoms_of
 from onebasin.tracing.trace import NotCovered
 
@@ -106,6 +106,19 @@ def _length(system: System, args: SlotArguments) -> TensorSlots:
         raise NotCovered("another norm than the Euclidean one")
     args["input"] = _square(system, args)
     return reduce(system, args)
+
+
+def _spread(system: System, args: SlotArguments) -> Any:
+    """The deviation or the variance over some axes: a length where the mean is zero. Some operations return the mean too.
+
+    Along the other axes it is an even function.
+    """
+    dims = args.axes(args.get("dim"))
+    system.narrow(Freedom.CENTRED, *(args.input[number] for number in dims))
+    mean = reduce(system, args)
+    system.narrow(Freedom.SIGNED, *mean)
+    found = tuple(system.constant(atoms_of(axis)) for axis in mean)
+    return [found, mean] if isinstance(args.expected, list) else found
 
 
 def _cosine_similarity(system: System, args: SlotArguments) -> TensorSlots:
@@ -252,9 +265,9 @@ RULES: dict[str, Rule] = {
     "layer_norm": _norm(Freedom.CENTRED),
     "rms_norm": _norm(Freedom.ORTHOGONAL),
     "linalg_vector_norm": _length,
+    **dict.fromkeys(("std", "var", "std_mean", "var_mean"), _spread),
     "cosine_similarity": _cosine_similarity,
     **dict.fromkeys(("dropout", "feature_dropout"), _dropout),
-    **dict.fromkeys(("roll", "flip"), keep),
     **dict.fromkeys(
         ("tanh", "sin", "asin", "arcsin", "atan", "arctan", "sinh", "asinh", "arcsinh", "erf", "sign", "sgn", "hardtanh",
          "softshrink", "hardshrink"),

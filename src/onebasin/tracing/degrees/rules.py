@@ -5,13 +5,27 @@ An operation that is in neither table requires degree zero of everything it read
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Any
 
+from torch import Tensor
+from torch.fx import Node
+
+from onebasin.programs.shapes import bind_arguments
 from onebasin.tracing.degrees.equations import System, times
 from onebasin.tracing.slots import slot_rules as slots
-from onebasin.tracing.slots.slot_rules import Rule, SlotArguments, add_operands, align_operands, keep, reduce
-from onebasin.tracing.slots.system import TensorSlots
-from onebasin.tracing.trace import NotCovered
+from onebasin.tracing.slots.slot_rules import COMPARISONS, Rule, SlotArguments, align_operands, keep, reduce
+from onebasin.tracing.slots.system import TensorSlots, atoms_of
+from onebasin.tracing.trace import NotCovered, operation_name
+
+_ZEROS = ("zeros", "zeros_like", "new_zeros")
+_FILLING = (*_ZEROS, "full")
+"""Operations that make tensors of one number. In a recording a constant that was filled with any number is ``full``."""
+_COPIES = ("detach", "alias", "lift_fresh", "clone", "expand")
+"""Operations whose result has the entries of their only operand."""
+_FINEST_POWER = 4
+"""The largest denominator of a power: scales have whole ones, which would grow with it."""
 
 
 def _prelu(system: System, args: SlotArguments) -> TensorSlots:
@@ -19,14 +33,126 @@ def _prelu(system: System, args: SlotArguments) -> TensorSlots:
     return args.input
 
 
-def _power(exponent: Any) -> Rule:
+def _is_zero(args: SlotArguments, argument: str) -> bool:
+    """Whether an operand is the number zero, or a tensor of zeros that the module makes: a factor does not change it.
+
+    A table that a module keeps does not count: it may be a state that is not set yet.
+    """
+    value = bind_arguments(args.node).get(argument)
+    if not isinstance(value, Node):
+        return isinstance(value, int | float) and value == 0
+    value = _find_original(value)
+    if value.op == "call_function":
+        return operation_name(value) in _ZEROS
+    making, given = value.meta.get("making"), args.program.given.get(value.name)
+    if making is None or not isinstance(given, Tensor) or given.is_meta:
+        return False
+    making = _find_original(making)
+    is_number = "numbers" in making.meta and given.dim() == 0
+    is_filled = making.op == "call_function" and operation_name(making) in _FILLING
+    return (is_number or is_filled) and not bool(given.any())
+
+
+def _find_original(node: Node) -> Node:
+    while node.op == "call_function" and operation_name(node) in _COPIES:
+        (node,) = node.all_input_nodes
+    return node
+
+
+def _equate_operands(system: System, args: SlotArguments, *names: str) -> TensorSlots:
+    """Operands that are compared with each other have equal degrees. Zero and infinity have any."""
+    operands = []
+    for name in names:
+        value = args.get(name)
+        if isinstance(value, tuple) and not _is_zero(args, name):
+            operands.append(((),) * (len(args.expected) - len(value)) + value)
+        elif isinstance(value, int | float) and value != 0 and not math.isinf(value):
+            raise NotCovered("compared with a number")
+    return tuple(system.equate(*column) for column in zip(*operands, strict=True))
+
+
+def _bound(*names: str) -> Rule:
+    """The largest or the smallest of some operands, entry by entry."""
+    return lambda system, args: _equate_operands(system, args, *names)
+
+
+def _extreme(system: System, args: SlotArguments) -> Any:
+    """max(x, y) is elementwise, max(x) reduces everything, and max(x, dim) also returns where the maximum was found."""
+    if "other" in args:
+        return _equate_operands(system, args, "input", "other")
+    found = reduce(system, args)
+    return [found, args.expected[1]] if isinstance(args.expected, list) else found
+
+
+def _compare(system: System, args: SlotArguments) -> TensorSlots:
+    """Which of two operands is larger stays so if both are multiplied by one positive number."""
+    _equate_operands(system, args, "input", "other")
+    return args.expected
+
+
+def _choose(condition: str, *names: str) -> Rule:
+    """Entries of several operands, by a condition that no factor changes."""
+
     def rule(system: System, args: SlotArguments) -> TensorSlots:
-        power = exponent if exponent is not None else args["exponent"]
-        if isinstance(power, bool) or not isinstance(power, int | float) or power <= 0 or int(power) != power:
-            raise NotCovered("no whole power")
-        return tuple(tuple((atom, times(form, int(power))) for atom, form in slots) for slots in args.input)
+        system.forbid(*args[condition])
+        found = _equate_operands(system, args, *names)
+        chosen = ((),) * (len(found) - len(args[condition])) + args[condition]
+        return tuple(
+            system.multiply(system.constant(atoms_of(axis)), entries) for axis, entries in zip(chosen, found, strict=True)
+        )
 
     return rule
+
+
+def _threshold(system: System, args: SlotArguments) -> TensorSlots:
+    if args["threshold"] != 0 or args["value"] != 0:
+        raise NotCovered("compared with a number")
+    return args.input
+
+
+def _rrelu(system: System, args: SlotArguments) -> TensorSlots:
+    if args["training"]:
+        raise NotCovered("slopes are drawn")
+    return args.input
+
+
+def _sign(system: System, args: SlotArguments) -> TensorSlots:
+    """No positive factor changes it."""
+    return args.expected
+
+
+def _power(exponent: int | Fraction | None) -> Rule:
+    def rule(system: System, args: SlotArguments) -> TensorSlots:
+        power = exponent if exponent is not None else args["exponent"]
+        if isinstance(power, bool) or not isinstance(power, int | float | Fraction):
+            raise NotCovered("a power that varies")
+        if power == 0 or not math.isfinite(power) or Fraction(power).denominator > _FINEST_POWER:
+            raise NotCovered("a power that is no simple fraction")
+        return _raise(args.input, Fraction(power))
+
+    return rule
+
+
+def _raise(tensor: TensorSlots, power: int | Fraction) -> TensorSlots:
+    return tuple(tuple((atom, times(form, power)) for atom, form in axis) for axis in tensor)
+
+
+def _spread(power: int) -> Rule:
+    """A deviation or a variance over some axes; some operations return the mean as well."""
+
+    def rule(system: System, args: SlotArguments) -> Any:
+        mean = reduce(system, args)
+        found = _raise(mean, power)
+        return [found, mean] if isinstance(args.expected, list) else found
+
+    return rule
+
+
+def _length(system: System, args: SlotArguments) -> TensorSlots:
+    """A norm of vectors."""
+    if args.get("ord", args.get("p", 2)) == 0:
+        raise NotCovered("entries are counted")
+    return reduce(system, args)
 
 
 def _divide(system: System, args: SlotArguments) -> TensorSlots:
@@ -96,9 +222,24 @@ RULES: dict[str, Rule] = {
     **{f"{kind}_pool{n}d{suffix}": keep for n in (1, 2, 3) for suffix in ("", "_with_indices")
        for kind in ("max", "adaptive_max")},
     "prelu": _prelu,
+    "rrelu": _rrelu,
+    "threshold": _threshold,
+    **dict.fromkeys(("clamp", "clip", "clamp_min", "clamp_max"), _bound("input", "min", "max")),
+    "hardtanh": _bound("input", "min_val", "max_val"),
+    **dict.fromkeys(("maximum", "minimum", "fmax", "fmin"), _bound("input", "other")),
+    **dict.fromkeys(("max", "min"), _extreme),
+    **dict.fromkeys(COMPARISONS, _compare),
+    "where": _choose("condition", "input", "other"),
+    "masked_fill": _choose("mask", "input", "value"),
+    **dict.fromkeys(("sign", "sgn"), _sign),
     "square": _power(2),
     "pow": _power(None),
-    **dict.fromkeys(("maximum", "minimum"), add_operands),
+    "sqrt": _power(Fraction(1, 2)),
+    "rsqrt": _power(Fraction(-1, 2)),
+    "reciprocal": _power(-1),
+    **dict.fromkeys(("std", "std_mean"), _spread(1)),
+    **dict.fromkeys(("var", "var_mean"), _spread(2)),
+    "linalg_vector_norm": _length,
     **dict.fromkeys(("div", "divide", "true_divide"), _divide),
     "batch_norm": _batch_norm,
     **dict.fromkeys(("layer_norm", "rms_norm"), _trailing_norm),

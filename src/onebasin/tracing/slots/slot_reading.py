@@ -13,7 +13,7 @@ from torch.fx.node import map_arg
 from onebasin.programs.graph import Program
 from onebasin.programs.shapes import bind_arguments
 from onebasin.torch_internals import find_schema
-from onebasin.tracing.slots.slot_rules import TAKES_SEGMENTS, Rule, SlotArguments
+from onebasin.tracing.slots.slot_rules import COMPARISONS, TAKES_SEGMENTS, Rule, SlotArguments
 from onebasin.tracing.slots.system import Segments, SlotSystem, atoms_of, list_parts
 from onebasin.tracing.trace import NotCovered, iterate_tensors, operation_name
 
@@ -65,7 +65,7 @@ class Reading:
         name = name if name in self.rules else name.removesuffix("_")
         expected = self.system.make_constant(self.axes[node])
         takes_it = name in TAKES_SEGMENTS or not self._has_segments(node)
-        if name in self.rules and takes_it and not _rounds(node):
+        if name in self.rules and takes_it and (name in COMPARISONS or not _rounds(node)):
             try:
                 found = self.rules[name](self.system, self._bind(node, expected))
             except NotCovered:

@@ -57,6 +57,11 @@ def _keep_linear(system: SlotSystem, args: SlotArguments) -> TensorSlots:
     return args.input
 
 
+def _read_shape(system: SlotSystem, args: SlotArguments) -> TensorSlots:
+    """One number everywhere, in the shape of another tensor whose values are not read."""
+    return args.expected
+
+
 def _expand(system: SlotSystem, args: SlotArguments) -> TensorSlots:
     """New axes stand in front."""
     return ((),) * (len(args.expected) - len(args.input)) + args.input
@@ -266,6 +271,9 @@ def _select_part(system: SlotSystem, args: SlotArguments) -> TensorSlots:
 def _take_entry(system: SlotSystem, args: SlotArguments, index: int, expected: TensorSlots) -> TensorSlots:
     """One entry of an axis. Beside it, an axis of segments is the one of that number."""
     system.forbid(*list_parts(args.input[args.dim]))
+    extent = args.node.all_input_nodes[0].meta["val"].shape[args.dim]
+    if any(isinstance(axis, Segments) and len(axis) != extent for axis in args.input):
+        raise NotCovered("segments of another axis")
     kept = [axis for number, axis in enumerate(args.input) if number != args.dim]
     return tuple(
         axis[index] if isinstance(axis, Segments) and not isinstance(wanted, Segments) else axis
@@ -321,6 +329,11 @@ RULES: dict[str, Rule] = {
          "lift_fresh_copy", "type_as"),
         keep,
     ),
+    **dict.fromkeys(("roll", "flip"), keep),  # entries move along axes that are pinned
+    **dict.fromkeys(
+        ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"),
+        _read_shape,
+    ),
     **{f"{kind}_pool{n}d": keep for n in (1, 2, 3) for kind in ("avg", "adaptive_avg", "_adaptive_avg")},
     **{f"upsample_{mode}{n}d": keep for n in (1, 2, 3)
        for mode in ("nearest", "linear", "bilinear", "trilinear", "bicubic")},
@@ -360,3 +373,9 @@ TAKES_SEGMENTS = frozenset(
      "movedim", "moveaxis", "select", "unbind")
 )  # fmt: skip
 """Operations whose rules know of axes that are others beside each segment of another axis."""
+
+COMPARISONS = frozenset(
+    ("gt", "greater", "ge", "greater_equal", "lt", "less", "le", "less_equal", "eq", "ne", "not_equal")
+)  # fmt: skip
+"""Operations that make truth values, of which rules may know that nothing changes those. Others that make whole numbers or
+truth values forbid everything, whatever rule there is."""

@@ -6,7 +6,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from onebasin.tracing.axes.terms import Atom, Axes, AxisTerm, Piecewise, Product, Sum, leaves, resolve
+from onebasin.tracing.axes.terms import (
+    Atom,
+    Axes,
+    AxisTerm,
+    Piecewise,
+    Product,
+    Sum,
+    follow_links,
+    leaves,
+    resolve,
+    same_selector,
+)
 from onebasin.tracing.slots.vectors import find_vectors
 from onebasin.tracing.trace import Trace
 
@@ -40,16 +51,19 @@ class SlotSystem(ABC):
 
     def template(self, axes: Axes) -> tuple[Any, ...]:
         """The free atoms of each axis; those of each segment of another one, if it differs beside them."""
-        return tuple(self._list_atoms(axis) for axis in axes)
+        return tuple(self._list_atoms(axis, axes) for axis in axes)
 
-    def _list_atoms(self, axis: AxisTerm) -> Any:
+    def _list_atoms(self, axis: AxisTerm, axes: Axes) -> Any:
         pieces = list(_outermost_pieces(axis))
         if not pieces:
             return tuple(atom for atom in leaves(axis) if atom in self.names)
-        size = pieces[0].selector.size
-        if len({id(piece.selector) for piece in pieces}) > 1 or any(len(_flatten(p)) != size for p in pieces):
+        selector, count = pieces[0].selector, len(_flatten(pieces[0]))
+        if len({id(piece.selector) for piece in pieces}) > 1 or any(len(_flatten(p)) != count for p in pieces):
             return ()
-        return Segments(tuple(atom for atom in _leaves_beside(axis, n) if atom in self.names) for n in range(size))
+        if count != selector.size and not any(_tells_apart(other, selector, count) for other in axes):
+            return ()
+        parts = [tuple(atom for atom in _leaves_beside(axis, n) if atom in self.names) for n in range(count)]
+        return Segments(parts) if any(parts) else ()
 
     def list_atoms(self, key: str) -> tuple[tuple[Atom, ...], ...]:
         """The free atoms of each axis of a parameter; none of one that differs beside each segment of another."""
@@ -109,6 +123,12 @@ def atoms_of(slots: Slots | Segments) -> tuple[Any, ...]:
 def list_parts(axis: Slots | Segments) -> Iterable[Slots]:
     """The parts of segments, or the axis itself."""
     return tuple(axis) if isinstance(axis, Segments) else (axis,)
+
+
+def _tells_apart(axis: AxisTerm, selector: Atom, count: int) -> bool:
+    """Whether an axis has one entry for each segment of a selector whose segments may be longer."""
+    found = follow_links(axis)
+    return isinstance(found, Atom) and found.size == count and same_selector(found, selector)
 
 
 def _outermost_pieces(term: AxisTerm) -> Iterator[Piecewise]:
