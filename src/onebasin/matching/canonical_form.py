@@ -199,7 +199,8 @@ def _find(
     if untie:
         skeleton, symmetry, given = untied.skeleton, untied.symmetry, _separate(given, untied.keys)
     given = given.tie(symmetry.ties)
-    start = given.lazily().map(_widen)  # computed where it is read, so that no second model is held
+    # Computed where it is read, so that no second model is held.
+    start = given.lazily().to(read_state(skeleton.module).device).map(_widen)
     plain = _Canonicaliser(fold_gains(symmetry, given, untied.reasons), skeleton.offsets)
     whole = replace(plain, centred=_list_centred(plain, given))
     too_large: dict[str, str] = {}
