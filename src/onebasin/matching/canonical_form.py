@@ -177,7 +177,7 @@ class _Canonicaliser:
             return value
         first = next((keys[0] for keys in self.offsets.symmetry.ties if key in keys), key)
         wide = value.double()
-        moved = self.folded.move(key, wide)
+        moved = self.folded.move(first, wide)
         if first in self.centred:
             moved = self.offsets.subtract_means(first, moved)
         return value if moved is wide else moved.to(value.dtype)
