@@ -26,7 +26,7 @@ from onebasin.relaxation.objectives import each_tied_once, parameter_keys
 from onebasin.symmetries import Symmetry, Transform
 from onebasin.symmetries.layout import names
 from onebasin.symmetries.verification import compare
-from onebasin.tensors.states import M, State, StateDict, read_state
+from onebasin.tensors.states import LazyState, M, State, StateDict, read_state
 
 _TOLERANCE = 1e-9
 
@@ -240,7 +240,10 @@ def _take(state: Mapping[str, Tensor], key: str, value: Tensor) -> Tensor:
 
 def _separate(state: State, keys: Iterable[str]) -> State:
     """A state in which some tied keys hold tensors of their own; those of a lazy state are read anew each time anyway."""
-    return state if state.is_lazy else StateDict({**state, **{key: state[key].clone() for key in keys}})
+    if isinstance(state, LazyState):
+        own = {key: torch.empty_like(state.shapes[key]) for key in keys}  # tied keys have one tensor for their shape
+        return LazyState({**state.shapes, **own}, state.read, state.device)
+    return StateDict({**state, **{key: state[key].clone() for key in keys}})
 
 
 def _list_centred(plain: _Canonicaliser, given: State) -> tuple[str, ...]:
