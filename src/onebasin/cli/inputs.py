@@ -16,7 +16,7 @@ import onebasin as ob
 from onebasin.checkpoints import Checkpoint, CheckpointSet, open_checkpoint, open_models
 from onebasin.checkpoints.configurations import check_differences, find_differences
 from onebasin.checkpoints.factories import describe_call_error, import_object
-from onebasin.checkpoints.written_types import widen
+from onebasin.checkpoints.written_types import widen, widen_to
 from onebasin.cli.console import Output
 from onebasin.datasets import digits
 from onebasin.engines import LOCAL, Engine
@@ -180,7 +180,7 @@ class AlignmentOptions:
         elif kinds == "permutation":
             found = list(models.checkpoints)
         else:
-            found = [each.to("cpu", dtype) if dtype == torch.float64 else widen(each) for each in models.checkpoints]
+            found = [widen_to(each, dtype) for each in models.checkpoints]
         first, *others = found
         first = widen(first) if wide and isinstance(first, Checkpoint) else first
         return [first.to(self.device), *others]
