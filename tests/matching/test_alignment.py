@@ -354,7 +354,7 @@ def test_states_are_aligned_by_a_module_of_their_architecture(kinds):
         merged = ob.merge(states, module=other, **options)
         for key, value in ob.merge([a, b], **options).state_dict().items():
             torch.testing.assert_close(merged[key], value, rtol=1e-12, atol=1e-12)
-    with pytest.raises(TypeError, match="module must be a torch.nn.Module"):
+    with pytest.raises(TypeError, match=r"module must be a torch\.nn\.Module"):
         ob.align(states[1], to=states[0], module=x, **options)
     with pytest.raises(ValueError, match="states" if kinds == "all" else "of states module="):
         ob.align(states[1], to=states[0], **options)

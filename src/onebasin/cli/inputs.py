@@ -29,7 +29,7 @@ from onebasin.torch_internals import tree_map
 from onebasin.tracing import Kinds
 
 _LEARNED_UP_TO = 5 * 10**7
-"""Parameters. Of larger models scales and bases are those of weight matching: they are not loaded, and nothing is learned."""
+"""Parameters. Larger models are not loaded: their scales and bases are those of weight matching, and nothing is learned."""
 
 
 def open_files(paths: Sequence[Path]) -> list[Checkpoint]:

@@ -157,7 +157,7 @@ def align(
             method is "weight-matching", the objective uses no data and nothing is learned, and are loaded otherwise.
         to: the model to align it to, of the same architecture. Their types and devices may differ. If it has more units, the
             model is widened first, see `onebasin.widen`.
-        example_inputs: to trace the symmetry with; not needed if `symmetry` or `data` is given. States need `module` as well.
+        example_inputs: to trace the symmetry with; not needed if `symmetry` or `data` is given. States need `module` too.
         symmetry: from `onebasin.symmetry` or `Symmetry.from_axes`. One written by hand is verified if inputs are known.
         method: "sinkhorn" (the paper), "weight-matching", "activation-matching" (needs `data`), "ste", "exchange" (best with
             `init`), one of those with its options, such as ``Sinkhorn(steps=50)``, or "auto", which chooses and says why in
