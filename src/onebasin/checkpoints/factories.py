@@ -63,7 +63,7 @@ def build_hollow(make: Callable[[], nn.Module]) -> nn.Module:
     """
     metas: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # by identity, for parameters that are registered twice
 
-    def empty(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:
+    def empty(module: nn.Module, name: str, parameter: nn.Parameter) -> Any:
         if parameter is None or parameter.is_meta or type(parameter) is not nn.Parameter:
             return None
         if id(parameter) not in metas:
