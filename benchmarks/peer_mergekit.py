@@ -17,6 +17,7 @@ import torch
 
 from onebasin.checkpoints import open_checkpoint, open_models, write_checkpoint
 from onebasin.cli.app import run as onebasin
+from onebasin.matching.skeletons import Skeleton
 from onebasin.symmetries.verification import compare
 
 RECIPE = """merge_method: linear
@@ -77,18 +78,16 @@ def run(command: str, folder: Path) -> dict[str, Any]:
     opened = open_models([folder / name for name in ("a", "as-they-are", "merged")])
     first, plain, aligned = (checkpoint.load() for checkpoint in opened.checkpoints)
     merged = open_models([folder / "a", *(merge_then(command, folder, method) for method in METHODS)]).checkpoints
-    model, inputs = opened.architecture.build(), opened.architecture.example_inputs
+    functions = Skeleton(opened.architecture.build(), opened.architecture.example_inputs).functions
     return {
         "recipe": RECIPE,
         "files": sorted(file.name for file in (folder / "merged").iterdir()),
         "equal_tensors_as_they_are": sum(torch.equal(first[key], plain[key]) for key in first),
         "equal_tensors_aligned": sum(torch.equal(first[key], aligned[key]) for key in first),
         "tensors": len(open_checkpoint(folder / "a")),
-        "outputs_differ_as_they_are": compare(model, first, plain, inputs),
-        "outputs_differ_aligned": compare(model, first, aligned, inputs),
-        "methods": {
-            method: compare(model, first, found.load(), inputs) for method, found in zip(METHODS, merged[1:], strict=True)
-        },
+        "outputs_differ_as_they_are": compare(functions, first, plain),
+        "outputs_differ_aligned": compare(functions, first, aligned),
+        "methods": {method: compare(functions, first, found) for method, found in zip(METHODS, merged[1:], strict=True)},
     }
 
 

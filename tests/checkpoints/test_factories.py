@@ -7,6 +7,8 @@ from torch import nn
 
 import onebasin as ob
 from onebasin.checkpoints import find_architecture
+from onebasin.checkpoints.factories import build_hollow
+from onebasin.tensors.states import find_ties
 
 FACTORIES = """
 from torch import nn
@@ -171,3 +173,55 @@ def test_no_code_from_a_folder_is_run(tmp_path):
     with pytest.raises(ValueError, match=r"has no config.json: give the architecture with --model"):
         find_architecture(str(folder))
     assert not (tmp_path / "it ran").exists()
+
+
+class Parts(nn.Module):
+    """A layer that is registered twice, a parameter that two layers share, and a buffer that no state dict has."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(300, 300), nn.Linear(300, 300)
+        self.again, self.second.weight = self.first, self.first.weight
+        self.recurrent = nn.LSTM(300, 100)
+        self.register_buffer("angles", torch.linspace(0, 1, 300), persistent=False)
+
+    def forward(self, x):
+        return self.recurrent(self.second(self.again(x) * self.angles))[0]
+
+
+def test_hollow_modules_take_no_memory_and_are_traced_like_others():
+    hollow, whole = build_hollow(Parts), Parts()
+    assert not hollow.training
+    assert find_ties(hollow) == find_ties(whole)
+    described = ({k: (v.shape, v.dtype, v.device) for k, v in each.state_dict().items()} for each in (hollow, whole))
+    assert next(described) == next(described)
+    assert torch.equal(hollow.angles, whole.angles)
+    assert sum(parameter.untyped_storage().nbytes() for parameter in hollow.parameters()) < 20_000
+    assert not torch.equal(hollow.first.weight[0], hollow.first.weight[1])
+    x = torch.randn(2, 3, 300)
+    assert ob.symmetry(hollow, x).groups == ob.symmetry(whole, x).groups
+
+
+class Measured(nn.Module):
+    """Its constructor reads a parameter, and keeps what it has read."""
+
+    def __init__(self, branches: bool = False):
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+        self.register_buffer("size", self.layer.weight.norm().detach())
+        if branches and float(self.layer.weight.norm()) > 0:
+            self.layer.bias = None
+
+
+@pytest.mark.parametrize("branches", [False, True])
+def test_hollow_modules_whose_constructors_need_values_are_built_with_them(branches):
+    hollow = build_hollow(lambda: Measured(branches))
+    assert not any(tensor.is_meta for tensor in (*hollow.parameters(), *hollow.buffers()))
+    assert (hollow.layer.bias is None) == branches
+    assert isinstance(nn.Linear(2, 2).weight, nn.Parameter)
+    assert not nn.Linear(2, 2).weight.is_meta
+
+
+def test_narrow_types_of_hollow_modules_are_widened():
+    hollow = build_hollow(lambda: nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).bfloat16())
+    assert {tensor.dtype for tensor in hollow.state_dict().values()} == {torch.float32, torch.int64}

@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import onebasin as ob
+from onebasin.tensors.states import read_state
 from tests.matching.planted import DATA, METHODS, X, Y, mlp, pair, planted
 from tests.networks import CASES
 
@@ -330,3 +331,30 @@ def test_the_global_generators_are_left_as_they_were(device):
     first, second = (ob.align(b, to=a, steps=8, seed=3, **options) for _ in range(2))
     assert [entry["soft"] for entry in first.history] == [entry["soft"] for entry in second.history]
     assert torch.equal(torch.rand(3, device=device), expected)
+
+
+@pytest.mark.parametrize("kinds", ["permutation", "positive", "all"])
+def test_states_are_aligned_by_a_module_of_their_architecture(kinds):
+    """Lazy ones too: what is found is what is found for the modules."""
+
+    def make(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
+        nn.init.uniform_(model[1].weight, 0.5, 1.5)
+        return model.double()
+
+    a, b, other, x = make(0), make(1), make(2), torch.randn(5, 4).double()
+    options = {"example_inputs": x, "kinds": kinds, "method": "weight-matching", "scaling": ob.Scaling(steps=0)}
+    expected = ob.align(b, to=a, **options)
+    for states in ([a.state_dict(), b.state_dict()], [read_state(each).lazily() for each in (a, b)]):
+        found = ob.align(states[1], to=states[0], module=other, **options)
+        assert found.cost == pytest.approx(expected.cost, rel=1e-12)
+        for key, value in expected.model.state_dict().items():
+            torch.testing.assert_close(found.model[key], value, rtol=1e-12, atol=1e-12)
+        merged = ob.merge(states, module=other, **options)
+        for key, value in ob.merge([a, b], **options).state_dict().items():
+            torch.testing.assert_close(merged[key], value, rtol=1e-12, atol=1e-12)
+    with pytest.raises(TypeError, match=r"module must be a torch\.nn\.Module"):
+        ob.align(states[1], to=states[0], module=x, **options)
+    with pytest.raises(ValueError, match="states" if kinds == "all" else "of states module="):
+        ob.align(states[1], to=states[0], **options)

@@ -1,5 +1,7 @@
 """Gains are folded into the layers around them, and the function stays as it is."""
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch import nn
 import onebasin as ob
 from onebasin.matching.canonical_form import canonicalise
 from onebasin.symmetries.verification import compare_models
+from onebasin.tensors.states import LazyState, read_state
 from tests.basis_networks import MLP, Attention, D, Function, Model, RMSNorm, Tied, with_gains
 
 
@@ -241,3 +244,72 @@ def test_what_is_untied_in_one_model_is_untied_in_all():
     for each, model in zip(copies, (plain, gained), strict=True):
         torch.testing.assert_close(each(x), model(x), rtol=1e-4, atol=1e-5)
     assert any("head.weight has a tensor of its own now" in note for note in notes)
+
+
+class Reader:
+    """Reads copies of tensors, and counts how many matrices that it has read are in memory."""
+
+    def __init__(self, state):
+        self.state, self.read, self.most = state, [], 0
+
+    def __call__(self, key):
+        found = self.state[key].clone()
+        if found.dim() > 1:
+            self.read = [each for each in self.read if each() is not None]
+            self.read.append(weakref.ref(found))
+            self.most = max(self.most, len(self.read))
+        return found
+
+
+def lazily(model: nn.Module) -> tuple[LazyState, Reader]:
+    state = read_state(model)
+    reader = Reader(state)
+    return LazyState({key: value.to("meta") for key, value in state.shapes.items()}, reader), reader
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("norm", [nn.LayerNorm, RMSNorm])
+def test_lazy_states_are_folded_and_centred_tensor_by_tensor(norm, dtype):
+    """The same bits as in memory; the module is one of the architecture with other weights."""
+    model, x = make(norm)
+    model, x = model.to(dtype), x.to(dtype)
+    with torch.no_grad():
+        model.norms[1].weight[2] *= -1
+    (state, reader), other = lazily(model), make(norm)[0].to(dtype)
+    for parameter in other.parameters():
+        nn.init.normal_(parameter)
+    form, expected = ob.canonical(state, x, module=other), ob.canonical(model, x)
+    assert isinstance(form.model, LazyState)
+    assert reader.most <= 2
+    assert (form.folded, form.centred, form.notes) == (expected.folded, expected.centred, expected.notes)
+    for key, value in expected.state.items():
+        assert form.model[key].dtype == dtype
+        assert torch.equal(form.model[key], value)
+    other.load_state_dict(form.model.load())
+    torch.testing.assert_close(other(x), model(x), **({"rtol": 1e-9, "atol": 1e-12} if dtype == torch.float64 else {}))
+
+
+@pytest.mark.parametrize("untie", [False, True])
+def test_tied_keys_of_lazy_states(untie):
+    """Both are read from one tensor; untied, each is what it is in memory."""
+    torch.manual_seed(0)
+    model, x = with_gains(Tied()).double().eval(), torch.randint(0, 11, (2, 4))
+    state, _ = lazily(model)
+    form, expected = ob.canonical(state, x, module=Tied().double(), untie=untie), ob.canonical(model, x, untie=untie)
+    assert (form.untied, form.left, form.folded) == (expected.untied, expected.left, expected.folded)
+    held = ob.canonical(read_state(model), x, module=Tied().double(), untie=untie)
+    assert (held.model["head.weight"] is held.model["embed.weight"]) != untie
+    for key, value in expected.state.items():
+        assert torch.equal(form.model[key], value)
+        assert torch.equal(held.model[key], value)
+
+
+def test_what_a_state_needs_is_said():
+    model, x = make()
+    state, _ = lazily(model)
+    with pytest.raises(ValueError, match="give module=, a module of its architecture"):
+        ob.canonical(state, x)
+    with pytest.raises(ValueError, match="balanced=True needs all tensors in memory"):
+        ob.canonical(state, x, module=model, balanced=True)
+    with pytest.raises(ValueError, match=r"module= has no 'embed\.weight', which the states has"):
+        ob.canonical(state, x, module=Function(torch.relu))

@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 import onebasin as ob
+from onebasin.matching.skeletons import Skeleton
 from onebasin.matching.untying import list_untied, split_tied, untie
-from onebasin.tensors.states import find_ties
+from onebasin.tensors.states import find_ties, read_state
 from tests.basis_networks import Tied, with_gains
 
 
@@ -19,7 +20,7 @@ def make(seed: int = 0) -> tuple[Tied, torch.Tensor]:
 def test_tied_keys_become_parameters_of_their_own():
     model, x = make()
     model.config = SimpleNamespace(tie_word_embeddings=True)
-    made = split_tied(model, ["head.weight"])
+    made = split_tied(Skeleton(model, x), ["head.weight"]).module
     assert find_ties(made) == ()
     assert find_ties(model) == (("embed.weight", "head.weight"),)
     assert torch.equal(made.head.weight, made.embed.weight)
@@ -29,17 +30,18 @@ def test_tied_keys_become_parameters_of_their_own():
 
 def test_a_tie_in_the_way_of_a_gain_is_found():
     model, x = make()
-    found = untie(model, ob.symmetry(model, x, kinds="all"), x)
+    found = untie(Skeleton(model, x), ob.symmetry(model, x, kinds="all"), read_state(model))
     assert found.keys == ("head.weight",)
     assert "give --untie (untie=True in Python), which needs tie_word_embeddings: false" in found.reasons["norm.weight"]
-    assert find_ties(found.model) == ()
+    assert find_ties(found.skeleton.module) == ()
 
 
 def test_nothing_is_untied_where_no_gain_is_freed():
     model, x = make()
     nn.init.ones_(model.norm.weight)
-    found = untie(model, ob.symmetry(model, x, kinds="all"), x)
-    assert (found.model is model, found.keys, found.reasons) == (True, (), {})
+    skeleton = Skeleton(model, x)
+    found = untie(skeleton, ob.symmetry(model, x, kinds="all"), read_state(model))
+    assert (found.skeleton is skeleton, found.keys, found.reasons) == (True, (), {})
 
 
 class ScaledIfTied(Tied):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onebasin.checkpoints.factories import build_on_cpu, build_on_meta, find_factory
+from onebasin.checkpoints.factories import build_hollow, build_on_cpu, build_on_meta, find_factory
 from onebasin.symmetries import Symmetry
 from onebasin.torch_internals import tree_map
 from onebasin.tracing import Kinds
@@ -44,6 +44,10 @@ class Architecture:
     def build(self) -> nn.Module:
         """The module in eval mode on the CPU."""
         return build_on_cpu(self.make)
+
+    def build_hollow(self) -> nn.Module:
+        """The module in eval mode on the CPU, to be traced: its parameters take no memory, and have no meaning."""
+        return build_hollow(self.make)
 
     def shapes(self) -> dict[str, Tensor]:
         """Every key of the state dict as a meta tensor."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from onebasin.checkpoints.checkpoint import take_part
 from onebasin.checkpoints.configuration_sizes import check_entries, check_sizes
@@ -53,6 +54,49 @@ def build_on_meta(make: Callable[[], nn.Module]) -> nn.Module:
             return build_on_cpu(make)
     except Exception:  # a constructor may fail in any way if tensors have no values
         return build_on_cpu(make)
+
+
+def build_hollow(make: Callable[[], nn.Module]) -> nn.Module:
+    """A module in eval mode, on the CPU, whose parameters take no memory: each repeats a few random numbers.
+
+    Buffers have their values. Types narrower than float32 are widened: some CPUs cannot run them.
+    """
+    metas: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # by identity, for parameters that are registered twice
+
+    def empty(module: nn.Module, name: str, parameter: nn.Parameter) -> Any:
+        if parameter is None or parameter.is_meta or type(parameter) is not nn.Parameter:
+            return None
+        if id(parameter) not in metas:
+            metas[id(parameter)] = parameter, nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+        return metas[id(parameter)][1]
+
+    hook = register_module_parameter_registration_hook(empty)
+    try:
+        module = build_on_cpu(make)
+    except Exception:  # a constructor may fail in any way if tensors have no values
+        module = None
+    finally:
+        hook.remove()
+    if module is None or any(buffer.is_meta for buffer in module.buffers()):
+        module = build_on_cpu(make)
+    generator = torch.Generator().manual_seed(0)
+    hollow: dict[int, nn.Parameter] = {}
+    for part in list(module.modules()):
+        for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
+            if id(parameter) not in hollow:
+                hollow[id(parameter)] = nn.Parameter(_repeat_numbers(parameter, generator), parameter.requires_grad)
+            setattr(part, name, hollow[id(parameter)])
+    for tensor in module.buffers():
+        if tensor.is_floating_point() and tensor.itemsize < 4:
+            tensor.data = tensor.data.float()
+    return module
+
+
+def _repeat_numbers(like: Tensor, generator: torch.Generator) -> Tensor:
+    """A tensor of a shape and type that has no number in one place only: entries whose indices have one sum are equal."""
+    dtype = torch.promote_types(like.dtype, torch.float32) if like.is_floating_point() else like.dtype
+    numbers = torch.randn(sum(like.shape) - like.dim() + 1 if like.numel() else 0, generator=generator)
+    return (numbers / max(1, like.shape[1:].numel()) ** 0.5).to(dtype).as_strided(like.shape, (1,) * like.dim())
 
 
 def find_factory(specification: str, tensors: Mapping[str, Tensor] | None = None) -> Factory:

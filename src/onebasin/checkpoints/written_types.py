@@ -73,6 +73,11 @@ def widen(state: LazyState) -> LazyState:
     return state.to(state.device, state.dtype)
 
 
+def widen_to(state: LazyState, dtype: torch.dtype | None) -> LazyState:
+    """The same tensors in the type to compute in if they are written in another type: float64 is computed in as well."""
+    return state.to(state.device, torch.float64) if dtype == torch.float64 else widen(state)
+
+
 def convert_configuration(content: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     """A configuration, in which entries that tell the type of the weights tell another one.
 

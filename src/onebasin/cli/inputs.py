@@ -16,7 +16,7 @@ import onebasin as ob
 from onebasin.checkpoints import Checkpoint, CheckpointSet, open_checkpoint, open_models
 from onebasin.checkpoints.configurations import check_differences, find_differences
 from onebasin.checkpoints.factories import describe_call_error, import_object
-from onebasin.checkpoints.written_types import widen
+from onebasin.checkpoints.written_types import widen, widen_to
 from onebasin.cli.console import Output
 from onebasin.datasets import digits
 from onebasin.engines import LOCAL, Engine
@@ -27,6 +27,9 @@ from onebasin.matching.recommendation import AUTO
 from onebasin.symmetries.transform import load_element
 from onebasin.torch_internals import tree_map
 from onebasin.tracing import Kinds
+
+_LEARNED_UP_TO = 5 * 10**7
+"""Parameters. Larger models are not loaded: their scales and bases are those of weight matching, and nothing is learned."""
 
 
 def open_files(paths: Sequence[Path]) -> list[Checkpoint]:
@@ -139,31 +142,67 @@ class AlignmentOptions:
     runs_networks: bool
     device: str
 
-    def load(
-        self, models: CheckpointSet, run: bool = False, wide: bool = False, dtype: torch.dtype | None = None
-    ) -> list[Any]:
-        """What to align: modules if they are run, else the checkpoints themselves. The first is on the device.
+    def holds_models(self, models: CheckpointSet, kinds: Kinds, run: bool = False) -> bool:
+        """Whether networks are loaded: they are run, or scales and bases are learned, as those of small ones are.
+
+        Other checkpoints are read tensor by tensor, if the method reads them so.
 
         Args:
             models: the checkpoints.
+            kinds: what the alignment is to find.
+            run: something else than the alignment runs them.
+        """
+        is_learned = models.checkpoints[0].num_entries <= _LEARNED_UP_TO or self.data is not None
+        return run or self.runs_networks or (kinds != "permutation" and is_learned)
+
+    def load(
+        self,
+        models: CheckpointSet,
+        kinds: Kinds,
+        run: bool = False,
+        wide: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> list[Any]:
+        """What to align: modules if they are held, else the checkpoints themselves. The first is on the device.
+
+        Args:
+            models: the checkpoints.
+            kinds: what the alignment is to find; checkpoints that are multiplied are in the type to compute in.
             run: something else than the alignment runs them too: all are on the device.
             wide: the first, whose types a merge has, is in the type to compute in.
             dtype: what will be written of modules that are run; see `CheckpointSet.load_model`.
         """
-        if run:
+        is_held = self.holds_models(models, kinds, run)
+        if run or (kinds != "permutation" and is_held):
             return [model.to(self.device) for model in models.load(dtype)]
-        first, *others = models.load() if self.runs_networks else models.checkpoints
+        if is_held:
+            found: list[Any] = models.load()
+        elif kinds == "permutation":
+            found = list(models.checkpoints)
+        else:
+            found = [widen_to(each, dtype) for each in models.checkpoints]
+        first, *others = found
         first = widen(first) if wide and isinstance(first, Checkpoint) else first
         return [first.to(self.device), *others]
 
     def symmetry_of(
-        self, models: CheckpointSet, kinds: Kinds, untie: bool = False, dtype: torch.dtype | None = None
+        self,
+        models: CheckpointSet,
+        kinds: Kinds,
+        run: bool = False,
+        untie: bool = False,
+        dtype: torch.dtype | None = None,
     ) -> dict[str, Any]:
-        """The arguments of `onebasin.align` that tell it the symmetry, or how to trace what is more than permutations."""
+        """The arguments of `onebasin.align` that tell it the symmetry, or how to trace what is more than permutations.
+
+        Those of this function are as for `load`.
+        """
         if kinds == "permutation":
             return {"symmetry": models.symmetry}
-        inputs = find_inputs(models, dtype, self.device)
-        return {"example_inputs": inputs, "kinds": kinds, **({"untie": True} if untie else {})}
+        found: dict[str, Any] = {"kinds": kinds, **({"untie": True} if untie else {})}
+        if self.holds_models(models, kinds, run):
+            return {"example_inputs": find_inputs(models, dtype, self.device), **found}
+        return {"example_inputs": find_inputs(models), "module": models.architecture.build_hollow(), **found}
 
 
 def find_inputs(models: CheckpointSet, dtype: torch.dtype | None = None, device: str = "cpu") -> Any:

@@ -56,7 +56,7 @@ Kinds = Annotated[
     Literal["permutation", "positive", "all"],
     _method("--symmetry", metavar="KINDS",
             help="Which symmetry to use: permutation of units; positive, scales of units too; or all, changes of basis as "
-            "well, such as rotations of a residual stream. The last two load all models."),
+            "well, such as rotations of a residual stream. The last two load small models, and those that are run."),
 ]  # fmt: skip
 Untie = Annotated[
     bool,

@@ -117,6 +117,7 @@ class AlignOptions(MethodOptions, total=False):
     data: Iterable[Any] | None
     groups: Iterable[str] | str | None
     kinds: Kinds
+    module: nn.Module | None
     scaling: Scaling | None
     restarts: int
     detect_copy: bool
@@ -138,6 +139,7 @@ def align(
     groups: Iterable[str] | str | None = None,
     kinds: Kinds = "permutation",
     untie: bool = False,
+    module: nn.Module | None = None,
     scaling: Scaling | None = None,
     seed: int = 0,
     restarts: int = 0,
@@ -155,7 +157,7 @@ def align(
             method is "weight-matching", the objective uses no data and nothing is learned, and are loaded otherwise.
         to: the model to align it to, of the same architecture. Their types and devices may differ. If it has more units, the
             model is widened first, see `onebasin.widen`.
-        example_inputs: to trace the symmetry with; not needed if `symmetry` or `data` is given.
+        example_inputs: to trace the symmetry with; not needed if `symmetry` or `data` is given. States need `module` too.
         symmetry: from `onebasin.symmetry` or `Symmetry.from_axes`. One written by hand is verified if inputs are known.
         method: "sinkhorn" (the paper), "weight-matching", "activation-matching" (needs `data`), "ste", "exchange" (best with
             `init`), one of those with its options, such as ``Sinkhorn(steps=50)``, or "auto", which chooses and says why in
@@ -173,6 +175,8 @@ def align(
             symmetry are learned on the objective after the permutation.
         untie: with ``kinds="all"``, separate tied tensors in both models if a gain can be folded only after that; see
             `onebasin.canonical`. The result is an untied module.
+        module: of states, a module of their architecture to trace. Its weights are not used: see
+            `onebasin.checkpoints.Architecture.build_hollow`.
         scaling: how scales and bases are learned; `Scaling()` if None. If None, nothing is learned of lazy states that are
             read tensor by tensor: their scales and bases are those of weight matching.
         seed: for everything random, also for loaders that shuffle by PyTorch's global generator, which is left as it was.
@@ -204,13 +208,13 @@ def align(
     if not isinstance(engine, Engine):
         with opened(engine) as running:
             return align(
-                model, to, example_inputs, symmetry, method, objective, data, init, groups, kinds, untie, scaling, seed,
-                restarts, detect_copy, polish, progress, callback, running, **options,
+                model, to, example_inputs, symmetry, method, objective, data, init, groups, kinds, untie, module,
+                scaling, seed, restarts, detect_copy, polish, progress, callback, running, **options,
             )  # fmt: skip
     begin = time.perf_counter()
     call = check_call(
         [model], symmetry=symmetry, method=method, objective=objective, data=data, init=init, groups=groups, kinds=kinds,
-        untie=untie, scaling=scaling, seed=seed,
+        untie=untie, module=module, scaling=scaling, seed=seed,
         restarts=restarts, detect_copy=detect_copy, polish=polish, progress=progress, callback=callback,
         engine=engine, **options,
     )  # fmt: skip
@@ -222,10 +226,10 @@ def align(
         model, prepared = widen(model, to, inputs), [WIDENED]
     is_checked = check_models(model, to, engine)
     if kinds == "all" and symmetry is None:
-        (model, to), symmetry, changed = canonicalise([model, to], example_inputs, call.data, untie)
+        (model, to), symmetry, changed = canonicalise([model, to], example_inputs, call.data, untie, module)
         prepared = [*prepared, *changed]
     notes = [*prepared]
-    symmetry = find_symmetry([model, to], example_inputs, symmetry, call.data, kinds)
+    symmetry = find_symmetry([model, to], example_inputs, symmetry, call.data, kinds, module)
     for each in (model, to) if symmetry.bases else ():
         check_fixed(symmetry, read_state(each))
     chosen, start = symmetry.restrict(call.groups), fit_start(call.init, symmetry)

@@ -9,35 +9,35 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, cast
 
 import torch
 from torch import Tensor, nn
 
 from onebasin.landscape.batches import find_example
 from onebasin.matching.balancing import balance
-from onebasin.matching.centring import Offsets, find_offsets
-from onebasin.matching.gain_folding import fold_gains, tie
-from onebasin.matching.untying import TIES_WORDS, Network, split_tied
+from onebasin.matching.centring import Offsets
+from onebasin.matching.gain_folding import FoldedGains, fold_gains
+from onebasin.matching.skeletons import Skeleton, check_fits
+from onebasin.matching.untying import TIES_WORDS, split_tied
 from onebasin.matching.untying import untie as find_untied
 from onebasin.relaxation.objectives import each_tied_once, parameter_keys
 from onebasin.symmetries import Symmetry, Transform
 from onebasin.symmetries.layout import names
 from onebasin.symmetries.verification import compare
-from onebasin.tensors.states import StateDict, read_state_dict
-from onebasin.torch_internals import tree_map
-from onebasin.tracing import symmetry as trace
+from onebasin.tensors.states import LazyState, M, State, StateDict, read_state
 
 _TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
-class CanonicalForm(Generic[Network]):
+class CanonicalForm(Generic[M]):
     """What `canonical` made of a model.
 
     Attributes:
-        model: a copy that computes the same function, its gains folded and its tensors centred.
+        model: a copy that computes the same function, its gains folded and its tensors centred (of a state dict a state
+            dict; of a lazy state a lazy one, whose tensors are folded when they are read).
         folded: the gains that are one now.
         left: for every other gain the reason why it is not.
         fold: what was done, to carry a LoRA or a task vector of the model along; None if that is more than positive scales:
@@ -56,7 +56,7 @@ class CanonicalForm(Generic[Network]):
     ('0.weight', '0.bias')
     """
 
-    model: Network
+    model: M
     folded: tuple[str, ...]
     left: Mapping[str, str]
     fold: Transform | None = None
@@ -65,9 +65,9 @@ class CanonicalForm(Generic[Network]):
     untied: tuple[str, ...] = ()
 
     @functools.cached_property
-    def state(self) -> StateDict:
+    def state(self) -> State:
         """The state of `model`."""
-        return read_state_dict(self.model)
+        return read_state(self.model)
 
     @property
     def configuration(self) -> dict[str, bool]:
@@ -98,15 +98,21 @@ class CanonicalForm(Generic[Network]):
 
 
 def canonical(
-    model: Network, example_inputs: Any, symmetry: Symmetry | None = None, balanced: bool = False, untie: bool = False
-) -> CanonicalForm[Network]:
+    model: M,
+    example_inputs: Any,
+    symmetry: Symmetry | None = None,
+    balanced: bool = False,
+    untie: bool = False,
+    module: nn.Module | None = None,
+) -> CanonicalForm[M]:
     """Fold the gains of norms into the layers around them, so that `onebasin.symmetry` finds changes of basis.
 
     Networks that differ in a constant that all units of a layer norm share become equal: the mean over units is subtracted
     from every tensor that may have one added, whatever the weights are.
 
     Args:
-        model: left untouched.
+        model: a module; or, with `module`, a state dict or a lazy state, of which a few tensors are in memory at a time. It
+            is left untouched.
         example_inputs: to trace it with, and to check that the function is the same.
         symmetry: of this model, with ``kinds="all"``, if it was traced before.
         balanced: also choose the scales of units, and the bases of heads, that make the parameters smallest: the sums of
@@ -115,9 +121,11 @@ def canonical(
             `CanonicalForm.model` they are two parameters, which `CanonicalForm.untied` names; if it has a configuration of
             Hugging Face, that says ``tie_word_embeddings=False``. Loaded into the tied module, its state would compute
             something else.
+        module: of a state, the architecture. Its weights are not used: see
+            `onebasin.checkpoints.Architecture.build_hollow`.
 
     Raises:
-        ValueError: if the model cannot be traced.
+        ValueError: if the model cannot be traced, or the state is not one of the module.
 
     >>> import torch
     >>> from torch import nn
@@ -131,41 +139,123 @@ def canonical(
     >>> torch.allclose(form.model(x), model(x), atol=1e-5)
     True
     """
-    symmetry = trace(model, example_inputs, verify=False, kinds="all") if symmetry is None else symmetry
-    untied = find_untied(model, symmetry, example_inputs)
+    if module is None and not isinstance(model, nn.Module):
+        raise ValueError("the canonical form of a state is found by tracing: give module=, a module of its architecture")
+    if balanced and not isinstance(model, nn.Module):
+        raise ValueError("balanced=True needs all tensors in memory: give the module with its weights")
+    traced: Any = model if isinstance(model, nn.Module) else module
+    skeleton, form = _find(Skeleton(traced, example_inputs), read_state(model), symmetry, balanced, untie)
+    return cast(Any, replace(form, model=_fill(model, skeleton, form.state)))
+
+
+def _fill(model: M, skeleton: Skeleton[Any], state: State) -> M:
+    """A state as what was given: a state, or a module like the one that was traced."""
+    if not isinstance(model, nn.Module):
+        return cast(M, state)
+    result = copy.deepcopy(skeleton.module)
+    result.load_state_dict(state)
+    return result
+
+
+@dataclass(frozen=True)
+class _Canonicaliser:
+    """Takes the tensors of a state into canonical form, one by one: gains are folded, and means subtracted.
+
+    Attributes:
+        folded: how to fold the gains.
+        offsets: where means can be subtracted.
+        centred: the tensors from which they are subtracted, each tied one once.
+    """
+
+    folded: FoldedGains
+    offsets: Offsets
+    centred: tuple[str, ...] = ()
+
+    def move(self, key: str, value: Tensor) -> Tensor:
+        """A tensor of the state, computed in float64; the tensor itself if nothing is done to it."""
+        if not value.is_floating_point():
+            return value
+        first = next((keys[0] for keys in self.offsets.symmetry.ties if key in keys), key)
+        wide = value.double()
+        moved = self.folded.move(first, wide)
+        if first in self.centred:
+            moved = self.offsets.subtract_means(first, moved)
+        return value if moved is wide else moved.to(value.dtype)
+
+
+def _find(
+    skeleton: Skeleton[Any],
+    given: State,
+    symmetry: Symmetry | None = None,
+    balanced: bool = False,
+    untie: bool = False,
+    verify: bool = False,
+) -> tuple[Skeleton[Any], CanonicalForm[State]]:
+    """The canonical form of a state, and the skeleton of the network that it belongs to, which may be untied."""
+    check_fits(given, skeleton.module)
+    symmetry = skeleton.trace(skeleton.find_constants(given)) if symmetry is None else symmetry
+    symmetry.bind(given)
+    untied = find_untied(skeleton, symmetry, given)
     if untie:
-        model, symmetry = untied.model, untied.symmetry
-    given = read_state_dict(model)
-    start = StateDict({key: value.double() if value.is_floating_point() else value for key, value in given.items()})
-    folded = fold_gains(symmetry, start, untied.reasons)
-    offsets = find_offsets(model, symmetry, example_inputs)
-    uncentred = _explain(_trace_folded(model, folded.state, example_inputs) if folded.keys else symmetry, offsets)
-    state, centred = _centre(offsets, folded.state, given)
-    if centred and not compare(model, start, state, example_inputs) < _TOLERANCE:
-        uncentred |= dict.fromkeys(centred, "the means of these tensors are so large that the outputs are not exact to 1e-9")
-        state, centred = folded.state, ()
+        skeleton, symmetry, given = untied.skeleton, untied.symmetry, _separate(given, untied.keys)
+    given = given.tie(symmetry.ties)
+    # Computed where it is read, so that no second model is held.
+    start = given.lazily().to(read_state(skeleton.module).device).map(_widen)
+    plain = _Canonicaliser(fold_gains(symmetry, given, untied.reasons), skeleton.offsets)
+    whole = replace(plain, centred=_list_centred(plain, given))
+    too_large: dict[str, str] = {}
+    is_checked = bool(whole.centred) and compare(skeleton.functions, start, start.map(whole.move)) < _TOLERANCE
+    if whole.centred and not is_checked:
+        why = "the means of these tensors are so large that the outputs are not exact to 1e-9"
+        whole, too_large = plain, dict.fromkeys(whole.centred, why)
+    state, moved = given.map(whole.move), start.map(whole.move)
+    is_changed = bool(whole.folded.keys or whole.centred)
+    after = skeleton.trace(skeleton.find_constants(moved), verify) if is_changed else symmetry
     if balanced:
-        state = _balance(model, state, example_inputs)
-    is_checked = bool(centred) and not balanced
-    if (folded.keys or balanced) and not is_checked and not compare(model, start, state, example_inputs) < _TOLERANCE:
+        held = moved.load().tie(symmetry.ties)
+        keys = [key for key in each_tied_once(parameter_keys(skeleton.module), after) if key not in after.fixed]
+        moved, is_checked = balance(after, held, keys).apply(held), False
+        state = given.map(functools.partial(_take, moved))
+    if (whole.folded.keys or balanced) and not is_checked and not compare(skeleton.functions, start, moved) < _TOLERANCE:
         raise ValueError("the canonical form of this model changes its function; please report this network")
-    narrow = {key: value if state[key] is start[key] else state[key].to(value.dtype) for key, value in given.items()}
-    fold = Transform(symmetry.identity(), folded.logarithms) if folded.is_positive and not balanced else None
-    result = copy.deepcopy(model)
-    result.load_state_dict(tie(symmetry, StateDict(narrow)))
-    keys = untied.keys if untie else ()
-    return CanonicalForm(result, folded.keys, folded.left, fold, centred, uncentred, keys)
+    return skeleton, CanonicalForm(
+        state,
+        folded=whole.folded.keys,
+        left=whole.folded.left,
+        fold=Transform(symmetry.identity(), whole.folded.logarithms) if whole.folded.is_positive and not balanced else None,
+        centred=whole.centred,
+        uncentred=_explain(after, skeleton.offsets) | too_large,
+        untied=untied.keys if untie else (),
+    )
 
 
-def _centre(offsets: Offsets, state: StateDict, given: Mapping[str, Any]) -> tuple[StateDict, tuple[str, ...]]:
-    """A state without the means that nothing reads, and where there were some beyond the rounding of the given tensors."""
-    centred = {key: offsets.subtract_means(key, state[key]) for key in offsets.axes}
-    changed = {
-        key: value
-        for key, value in centred.items()
-        if bool((value - state[key]).abs().max() > 8 * torch.finfo(given[key].dtype).eps * state[key].abs().max())
-    }
-    return tie(offsets.symmetry, StateDict({**state, **changed})), tuple(changed)
+def _widen(key: str, value: Tensor) -> Tensor:
+    return value.double() if value.is_floating_point() else value
+
+
+def _take(state: Mapping[str, Tensor], key: str, value: Tensor) -> Tensor:
+    """The tensor of another state in the type of a value."""
+    return state[key].to(value.dtype)
+
+
+def _separate(state: State, keys: Iterable[str]) -> State:
+    """A state in which some tied keys hold tensors of their own; those of a lazy state are read anew each time anyway."""
+    if isinstance(state, LazyState):
+        own = {key: torch.empty_like(state.shapes[key]) for key in keys}  # tied keys have one tensor for their shape
+        return LazyState({**state.shapes, **own}, state.read, state.device)
+    return StateDict({**state, **{key: state[key].clone() for key in keys}})
+
+
+def _list_centred(plain: _Canonicaliser, given: State) -> tuple[str, ...]:
+    """The tensors that have means which nothing reads, beyond the rounding of what was given."""
+    found = []
+    for key in plain.offsets.axes:
+        value = given[key]
+        folded = plain.move(key, value.double())
+        change = (plain.offsets.subtract_means(key, folded) - folded).abs().max()
+        if bool(change > 8 * torch.finfo(value.dtype).eps * folded.abs().max()):
+            found.append(key)
+    return tuple(found)
 
 
 def _explain(symmetry: Symmetry, offsets: Offsets) -> dict[str, str]:
@@ -183,60 +273,41 @@ def _explain(symmetry: Symmetry, offsets: Offsets) -> dict[str, str]:
     return {key: why for key, why in result.items() if key not in offsets.axes and key.rpartition(".")[0] not in norms}
 
 
-def _trace_folded(model: nn.Module, state: StateDict, example_inputs: Any) -> Symmetry:
-    folded = copy.deepcopy(model).double()
-    folded.load_state_dict(state)
-    inputs = tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, example_inputs)
-    return trace(folded, inputs, verify=False, kinds="all")
-
-
-def _balance(model: nn.Module, state: StateDict, example_inputs: Any) -> StateDict:
-    symmetry = _trace_folded(model, state, example_inputs)
-    keys = [key for key in each_tied_once(parameter_keys(model), symmetry) if key not in symmetry.fixed]
-    return tie(symmetry, balance(symmetry, state, keys).apply(state))
-
-
 def canonicalise(
-    models: Sequence[Any], example_inputs: Any, data: Iterable[Any] | None, untie: bool = False
+    models: Sequence[Any],
+    example_inputs: Any,
+    data: Iterable[Any] | None,
+    untie: bool = False,
+    module: nn.Module | None = None,
 ) -> tuple[list[Any], Symmetry, dict[str, list[int]]]:
-    """Copies of modules in canonical form, their symmetry of all kinds, and what was done.
+    """Copies of models in canonical form, their symmetry of all kinds, and what was done.
 
     The last is sentences, each with the numbers of the models that it is about. What is untied in one of them is untied in
-    all.
+    all. States, whose architecture is that of `module`, become states, and lazy ones lazy ones.
 
     Raises:
-        ValueError: if these are no modules, or there is nothing to trace them with.
+        ValueError: if there are states and no module, or there is nothing to trace them with.
     """
     example_inputs = find_example(example_inputs, data)
-    if example_inputs is None or not all(isinstance(model, nn.Module) for model in models):
+    if example_inputs is None or (module is None and not all(isinstance(model, nn.Module) for model in models)):
         raise ValueError(
-            "changes of basis are traced in the canonical forms of networks: give modules, and example_inputs= or data= to "
-            "trace them with; or states in canonical form, and symmetry="
+            "changes of basis are traced in the canonical forms of networks: give modules, or states and module=, and "
+            "example_inputs= or data= to trace them with; or states in canonical form, and symmetry="
         )
-    forms = [canonical(model, example_inputs, untie=untie) for model in models]
-    apart = {key for form in forms for key in form.untied}
-    for number, form in enumerate(forms):
-        if set(form.untied) != apart:
-            forms[number] = canonical(split_tied(models[number], apart), example_inputs)
-    copies = [form.model for form in forms]
+    shared: Any = None if module is None else Skeleton(module, example_inputs)
+    skeletons = [Skeleton(model, example_inputs) if isinstance(model, nn.Module) else shared for model in models]
+    pairs = list(zip(skeletons, map(read_state, models), strict=True))
+    found = [_find(skeleton, state, untie=untie, verify=True) for skeleton, state in pairs]
+    apart = sorted({key for _, form in found for key in form.untied})
+    for number, (skeleton, state) in enumerate(pairs):
+        if set(found[number][1].untied) != set(apart):
+            found[number] = _find(split_tied(skeleton, apart), _separate(state, apart), verify=True)
     notes: dict[str, list[int]] = {}
-    for number, form in enumerate(forms):
+    for number, (_, form) in enumerate(found):
         for note in form.notes:
             notes.setdefault(note, []).append(number)
     # A gain that stays in any of the models stands in the way for all.
-    found = [trace(each, example_inputs, kinds="all") for each in copies]
-    shared = frozenset.intersection(*(frozenset(each.fixed) for each in found))
-    symmetry = next((each for each in found if each.fixed.keys() == shared), None)
-    if symmetry is None:  # each of them has gains that are one where another has none
-        symmetry = trace(_unfix(copies[0], found[0].fixed.keys() - shared), example_inputs, kinds="all")
+    constants = [set(skeleton.find_constants(form.state).items()) for skeleton, form in found]
+    symmetry = found[0][0].trace(dict(set.intersection(*constants)), verify=True)
+    copies = [_fill(model, skeleton, form.state) for model, (skeleton, form) in zip(models, found, strict=True)]
     return copies, symmetry, notes
-
-
-def _unfix(model: nn.Module, keys: Iterable[str]) -> nn.Module:
-    """A copy in which some vectors are not filled with one number."""
-    result = copy.deepcopy(model)
-    with torch.no_grad():
-        for key in keys:
-            vector = result.get_parameter(key)
-            vector.copy_(torch.linspace(1, 2, len(vector)))
-    return result

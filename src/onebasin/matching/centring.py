@@ -6,23 +6,26 @@ constant c that is added to all units i of a tensor w if the sum over i of df/dw
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from onebasin.programs.calls import Call, list_outputs, read_calls
-from onebasin.programs.isolation import UnfusedAttention, isolated, run_module
-from onebasin.programs.precision import Float64, promote
+from onebasin.programs.gradients import iterate_gradients
+from onebasin.programs.graph import Program, ReplayError
+from onebasin.programs.precision import promote
 from onebasin.symmetries import Symmetry
-from onebasin.symmetries.agreement import relative_difference
 from onebasin.symmetries.unrolling import Block, roll, unroll
-from onebasin.symmetries.verification import CannotVerify, Function, function_of, is_stable, random_states
-from onebasin.tensors.seeding import seeded
-from onebasin.tensors.states import LazyState, StateDict, read_state
-from onebasin.torch_internals import tree_map
+from onebasin.symmetries.verification import (
+    CannotVerify,
+    compare,
+    find_buffers,
+    function_of_program,
+    is_stable,
+    random_states,
+)
+from onebasin.tensors.states import LazyState, State
 
 _TOLERANCE = 1e-9
 
@@ -62,37 +65,54 @@ class Offsets:
         return roll(self.symmetry.layouts[key], self.symmetry.groups, iter(centred))
 
 
-def find_offsets(model: nn.Module, symmetry: Symmetry, example_inputs: Any) -> Offsets:
+def find_offsets(programs: Sequence[Program], symmetry: Symmetry, state: State) -> Offsets:
     """Where a constant can be added to all units, whatever the weights are; nowhere, if the model has no gradients.
 
+    One tensor and its gradient are in memory at a time.
+
     Args:
-        model: left untouched.
+        programs: calls of a model.
         symmetry: of this model.
-        example_inputs: as for `onebasin.symmetry`.
+        state: of the model, for the shapes.
     """
     symmetry = replace(symmetry, fixed={})  # a gain of one is as random as the others
-    calls = [Call(*tree_map(promote, (call.args, call.kwargs))) for call in read_calls(example_inputs)]
-    state = read_state(model).lazily()
-    buffers = {key for key, _ in model.named_buffers()}
-    with isolated(model, calls[0]):
-        functions = [function_of(model, call) for call in calls]
-        for make_state in random_states(symmetry, state, buffers):
-            try:
-                drawn = make_state()
-                if is_stable(functions, drawn):
-                    found = _find_at(model, symmetry, calls, drawn)
-                    return found if _holds(found, functions, drawn) else Offsets(symmetry, {})
-            except CannotVerify:
-                continue
+    functions = [function_of_program(program) for program in programs]
+    for make_state in random_states(symmetry, state, find_buffers(programs)):
+        try:
+            drawn = make_state()
+            if is_stable(functions, drawn):
+                found = _find_at(programs, symmetry, drawn)
+                centred = drawn.map(lambda key, value, at=found: at.subtract_means(key, promote(value)))
+                return found if compare(functions, drawn, centred) < _TOLERANCE else Offsets(symmetry, {})
+        except (CannotVerify, ReplayError):
+            continue
     return Offsets(symmetry, {})
 
 
-def _find_at(model: nn.Module, symmetry: Symmetry, calls: Sequence[Call], state: LazyState) -> Offsets:
-    axes = {}
-    for key, gradient in _differentiate(model, symmetry, calls, state).items():
-        blocks = enumerate(_unroll(symmetry, key, gradient))
-        axes[key] = tuple((number, axis) for number, block in blocks for axis in _find_axes(symmetry, block))
-    return Offsets(symmetry, {key: found for key, found in axes.items() if found})
+def _find_at(programs: Sequence[Program], symmetry: Symmetry, state: LazyState) -> Offsets:
+    generator = torch.Generator().manual_seed(0)
+
+    def start(output: Tensor) -> Tensor:
+        """A random mixture of all outputs."""
+        return torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output)
+
+    aliases = {key: keys[0] for keys in symmetry.ties for key in keys[1:]}
+    axes: dict[str, set[tuple[int, int]]] = {}
+    for program in programs:
+        for name, gradient in _iterate(program, state, start):
+            key = aliases.get(name, name)
+            if bool(gradient.any()) and symmetry.layouts.get(key):
+                blocks = enumerate(_unroll(symmetry, key, gradient))
+                found = {(number, axis) for number, block in blocks for axis in _find_axes(symmetry, block)}
+                axes[key] = axes[key] & found if key in axes else found
+    return Offsets(symmetry, {key: tuple(sorted(axes[key])) for key in state if axes.get(key)})
+
+
+def _iterate(program: Program, state: LazyState, start: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
+    try:
+        yield from iterate_gradients(program, state, start)
+    except Exception as error:  # an operation may have no gradient, or any other fault
+        raise CannotVerify(f"the model cannot be differentiated: {error}") from error
 
 
 def _find_axes(symmetry: Symmetry, block: Block) -> Iterator[int]:
@@ -103,42 +123,6 @@ def _find_axes(symmetry: Symmetry, block: Block) -> Iterator[int]:
         sums, sizes = gradient.sum(axis).abs(), gradient.abs().sum(axis)
         if label in symmetry.groups and size > 0 and bool((sums <= _TOLERANCE * sizes + 1e-3 * _TOLERANCE * size).all()):
             yield axis
-
-
-def _differentiate(model: nn.Module, symmetry: Symmetry, calls: Sequence[Call], state: LazyState) -> dict[str, Tensor]:
-    """The gradient of a random mixture of all outputs in float64, in every tensor that has units and reaches them."""
-    aliases = {key for keys in symmetry.ties for key in keys[1:]}
-    values = {key: promote(state[key]).detach() for key in state if key not in aliases}
-    wanted = [key for key, value in values.items() if value.is_floating_point() and symmetry.layouts.get(key)]
-    for key in wanted:
-        values[key] = values[key].clone().requires_grad_()
-    generator = torch.Generator().manual_seed(0)
-    gradients: dict[str, Tensor] = {}
-    for call in calls:
-        try:
-            with torch.enable_grad(), UnfusedAttention(), seeded(0), Float64():
-                outputs = list_outputs(run_module(model, call, state=values))
-                mixed = [
-                    (value * torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)).sum()
-                    for value in outputs
-                    if isinstance(value, Tensor) and value.requires_grad
-                ]
-                if not mixed:
-                    continue
-                loss = torch.stack([value.real for value in mixed]).sum()
-                found = torch.autograd.grad(loss, [values[key] for key in wanted], allow_unused=True)
-        except Exception as error:  # the code of a model may raise anything
-            raise CannotVerify(f"the model cannot be differentiated: {error}") from error
-        for key, gradient in zip(wanted, found, strict=True):
-            if gradient is not None:
-                gradients[key] = gradients[key] + gradient if key in gradients else gradient
-    return gradients
-
-
-def _holds(offsets: Offsets, functions: Sequence[Function], state: LazyState) -> bool:
-    """Whether the function stays as it is when the means are subtracted: a gradient does not see steps."""
-    centred = StateDict({key: offsets.subtract_means(key, promote(value)) for key, value in state.items()})
-    return all(relative_difference(function(state), function(centred)) < _TOLERANCE for function in functions)
 
 
 def _unroll(symmetry: Symmetry, key: str, tensor: Tensor) -> Iterator[Block]:

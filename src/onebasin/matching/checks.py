@@ -119,6 +119,7 @@ def check_call(
     groups: Any = None,
     kinds: Any = "permutation",
     untie: Any = False,
+    module: Any = None,
     scaling: Any = None,
     seed: Any = 0,
     restarts: Any = 0,
@@ -141,6 +142,7 @@ def check_call(
         groups: likewise.
         kinds: likewise.
         untie: likewise.
+        module: likewise.
         scaling: likewise.
         seed: likewise.
         restarts: likewise.
@@ -176,6 +178,8 @@ def check_call(
             "untie=True is for kinds='all' without symmetry=, where gains are folded into tied tensors: give kinds='all', "
             "or fold them by onebasin.canonical(..., untie=True) first"
         )
+    if module is not None and not isinstance(module, nn.Module):
+        raise TypeError(f"module must be a torch.nn.Module of the architecture of the states, got {type(module).__name__}")
     if scaling is not None and not isinstance(scaling, Scaling):
         raise TypeError(f"scaling must be Scaling(...) or None, got {scaling!r}")
     if scaling is not None and scaling.both and not goal.uses_data:
@@ -277,6 +281,7 @@ def find_symmetry(
     symmetry: Symmetry | None,
     data: Iterable[Any] | None,
     kinds: Kinds = "permutation",
+    module: nn.Module | None = None,
 ) -> Symmetry:
     """The symmetry of models: traced, or as given. One written by hand is verified if inputs are known.
 
@@ -286,11 +291,12 @@ def find_symmetry(
         symmetry: if it is known.
         data: batches, if any.
         kinds: see `onebasin.symmetry`.
+        module: traced if all models are states.
 
     Raises:
         ValueError: if there is neither a symmetry nor anything to trace, or if it does not hold.
     """
-    model = next((each for each in models if isinstance(each, nn.Module)), models[0])
+    model = next((each for each in (*models, module) if isinstance(each, nn.Module)), models[0])
     example_inputs = find_example(example_inputs, data)
     if symmetry is not None:
         symmetry = symmetry.bind(model)
@@ -298,5 +304,5 @@ def find_symmetry(
             symmetry.verify(model, example_inputs)
         return symmetry
     if example_inputs is None or not isinstance(model, nn.Module):
-        raise ValueError("give example_inputs= to trace the model with, or symmetry=")
+        raise ValueError("give example_inputs= to trace the model with, and of states module=; or symmetry=")
     return trace(model, example_inputs, kinds=kinds)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -16,40 +17,62 @@ from torch import Tensor
 from onebasin.symmetries import Scale, Symmetry
 from onebasin.symmetries.layout import factors
 from onebasin.symmetries.multiplication import scale_shape, scaled_tensors
-from onebasin.tensors.states import StateDict
+from onebasin.symmetries.scales import ScaledTensors
 
 _ZEROS = "some of the numbers that it multiplies by are zero"
 _BY_FUNCTION = "units are multiplied by a function of it, and not by itself"
 
 
-class FoldedGains(NamedTuple):
-    """What `fold_gains` did to a state.
+@dataclass(frozen=True)
+class FoldedGains:
+    """What takes the gains of a state into the layers around them, tensor by tensor.
 
     Attributes:
-        state: in which the gains are one.
-        keys: of the gains that were not, and are now.
-        left: for every other gain the reason why it is not.
-        logarithms: of the scales that the state was multiplied by, by name. They are of the absolute values of gains.
-        is_positive: whether no folded gain was negative, so that the scales are all that was done.
+        symmetry: of the state.
+        keys: of the gains that were not one, and become one.
+        left: for every other gain the reason why it does not.
+        logarithms: of the scales that tensors are multiplied by, by name. They are of the absolute values of gains.
+        signs: of the same gains, by the names of the scales; 1 or -1.
     """
 
-    state: StateDict
+    symmetry: Symmetry
     keys: tuple[str, ...]
-    left: dict[str, str]
-    logarithms: dict[str, Tensor]
-    is_positive: bool
+    left: Mapping[str, str]
+    logarithms: Mapping[str, Tensor]
+    signs: Mapping[str, Tensor]
+
+    @property
+    def is_positive(self) -> bool:
+        """Whether no folded gain was negative, so that the scales are all that is done."""
+        return all(bool((sign > 0).all()) for sign in self.signs.values())
+
+    @cached_property
+    def _tensors(self) -> ScaledTensors:
+        return scaled_tensors(self.symmetry)
+
+    def move(self, key: str, value: Tensor) -> Tensor:
+        """A tensor of the state, in float64, where the gains are one; itself if nothing is done to it."""
+        if key in self.keys:
+            neutral = self.symmetry.gains[key]
+            assert neutral is not None
+            return torch.full_like(value, neutral)
+        return self._tensors.flip(key, self._tensors.scale(key, value, self.logarithms), self.signs)
 
 
-def fold_gains(symmetry: Symmetry, state: StateDict, reasons: Mapping[str, str]) -> FoldedGains:
-    """Fold all gains of a state that can be folded.
+def fold_gains(symmetry: Symmetry, state: Mapping[str, Tensor], reasons: Mapping[str, str]) -> FoldedGains:
+    """Find how to fold all gains of a state that can be folded. Of the state, gains alone are read.
+
+    A scale that multiplies a gain multiplies no other one, so that each can be folded by itself.
 
     Args:
         symmetry: of all kinds.
-        state: in float64.
+        state: with the gains.
         reasons: for some gains that have no scale of their own why that is.
     """
-    folded, left, is_positive = [], {}, True
+    keys: list[str] = []
+    left: dict[str, str] = {}
     logarithms: dict[str, Tensor] = {}
+    signs: dict[str, Tensor] = {}
     for key in symmetry.gains:
         gain = read_gain(symmetry, key, state)
         if gain is None:
@@ -63,17 +86,17 @@ def fold_gains(symmetry: Symmetry, state: StateDict, reasons: Mapping[str, str])
         elif not bool((gain != 0).all()) or not bool(gain.isfinite().all()):
             left[key] = _ZEROS
         else:
-            is_positive = is_positive and bool((gain > 0).all())
-            logarithms[found.name] = _find_logarithms(symmetry, found, key, gain)
-            state = _fold(symmetry, found, key, state, gain, logarithms[found.name])
-            folded.append(key)
-    return FoldedGains(state, tuple(folded), left, logarithms, is_positive)
+            ((_, _, exponent),) = found.powers[key]
+            gain = gain.cpu().view(scale_shape(symmetry, found))
+            logarithms[found.name], signs[found.name] = -gain.abs().log() / exponent, gain.sign()
+            keys.append(key)
+    return FoldedGains(symmetry, tuple(keys), left, logarithms, signs)
 
 
 def read_gain(symmetry: Symmetry, key: str, state: Mapping[str, Tensor]) -> Tensor | None:
-    """What a vector multiplies units by; None if that is another function of it than a sum."""
+    """What a vector multiplies units by, in float64; None if that is another function of it than a sum."""
     neutral = symmetry.gains[key]
-    return None if neutral is None else state[key] + (1 - neutral)
+    return None if neutral is None else state[key].double() + (1 - neutral)
 
 
 def find_scale(symmetry: Symmetry, key: str) -> Scale | str:
@@ -91,32 +114,3 @@ def find_scale(symmetry: Symmetry, key: str) -> Scale | str:
         return f"it shares its scale with {others[0]}"
     (power,) = scales[0].powers[key]
     return scales[0] if power.exponent in (1, -1) else "it is not multiplied by its scale alone"
-
-
-def tie(symmetry: Symmetry, state: StateDict) -> StateDict:
-    """The state with tied keys as one tensor again."""
-    first: dict[str, Any] = {}
-    for keys in symmetry.ties:
-        first |= dict.fromkeys(keys, state[keys[0]])
-    return StateDict({key: first.get(key, value) for key, value in state.items()})
-
-
-def _find_logarithms(symmetry: Symmetry, scale: Scale, key: str, gain: Tensor) -> Tensor:
-    """The logarithms of the scale that makes the absolute values of a gain one."""
-    ((_, _, exponent),) = scale.powers[key]
-    return -gain.double().cpu().abs().log().view(scale_shape(symmetry, scale)) / exponent
-
-
-def _fold(symmetry: Symmetry, scale: Scale, key: str, state: StateDict, gain: Tensor, logarithms: Tensor) -> StateDict:
-    """A state whose gain is one. Logarithms are of absolute values, so signs are multiplied by themselves."""
-    is_negative = (gain < 0).double().cpu().view_as(logarithms)
-    tensors = scaled_tensors(symmetry)
-    result: dict[str, Any] = dict(state)
-    for name in scale.powers:
-        flipped = tensors.scale(name, torch.ones_like(state[name]), {scale.name: is_negative}) != 1
-        value = tensors.scale(name, state[name], {scale.name: logarithms})
-        result[name] = torch.where(flipped, -value, value)
-    neutral = symmetry.gains[key]
-    assert neutral is not None
-    result[key] = torch.full_like(state[key], neutral)
-    return tie(symmetry, StateDict(result))

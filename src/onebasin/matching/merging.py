@@ -155,10 +155,10 @@ def merge(
         raise ValueError("repair takes one weight for each model: leave out layer_weights=")
     if layer_weights:  # ties are known after tracing
         find_layer_weights(states[0].shapes, layer_weights, len(models))
-    kinds, notes = options.pop("kinds", "permutation"), {}
+    kinds, notes, module = options.pop("kinds", "permutation"), {}, options.pop("module", None)
     if kinds == "all" and symmetry is None:
-        models, symmetry, notes = canonicalise(models, example_inputs, call.data, untie)
-    symmetry = find_symmetry(models, example_inputs, symmetry, call.data, kinds)
+        models, symmetry, notes = canonicalise(models, example_inputs, call.data, untie, module)
+    symmetry = find_symmetry(models, example_inputs, symmetry, call.data, kinds, module)
     if is_auto and form is not None and not is_repaired_by_default(models, symmetry, batches, seed):
         form = None
     if (

@@ -5,18 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Generic
 
 from torch import nn
 
 from onebasin.matching.gain_folding import find_scale, read_gain
+from onebasin.matching.skeletons import Network, Skeleton, copy_structure
 from onebasin.symmetries import Scale, Symmetry
 from onebasin.symmetries.layout import names
-from onebasin.symmetries.verification import compare_models
-from onebasin.tensors.states import Ties, read_state_dict
-from onebasin.tracing import symmetry as trace
+from onebasin.symmetries.verification import compare
+from onebasin.tensors.states import State, Ties
 
-Network = TypeVar("Network", bound=nn.Module)
 TIES_WORDS = "tie_word_embeddings"
 """The entry of a configuration of Hugging Face that says whether the head is the embedding."""
 _TOLERANCE = 1e-9
@@ -35,57 +34,61 @@ class Untied(Generic[Network]):
     """A network in which no tie hinders the fold of a gain, if that can be.
 
     Attributes:
-        model: a copy in which some tied keys are parameters of their own; the model itself if that frees no gain.
+        skeleton: of a copy in which some tied keys are parameters of their own; the given one if that frees no gain.
         symmetry: of that.
         keys: the keys that are no longer tied.
         reasons: for gains that can be folded in no model, or in the untied one alone, why that is.
     """
 
-    model: Network
+    skeleton: Skeleton[Network]
     symmetry: Symmetry
     keys: tuple[str, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
 
 
-def untie(model: Network, symmetry: Symmetry, example_inputs: Any) -> Untied[Network]:
+def untie(skeleton: Skeleton[Network], symmetry: Symmetry, state: State) -> Untied[Network]:
     """Untie what stands in the way of a gain that is not one.
 
     Args:
-        model: left untouched.
+        skeleton: of a model.
         symmetry: of this model, of all kinds.
-        example_inputs: as for `onebasin.symmetry`.
+        state: of this model. Gains are read, and all of it if it can be untied: to see that it computes the same.
     """
-    blocked = _find_blocked(model, symmetry)
-    keys = _find_tied(model, symmetry, blocked)
+    blocked = _find_blocked(symmetry, state)
+    keys = _find_tied(skeleton.module, symmetry, blocked)
     if not keys:
-        return Untied(model, symmetry)
-    copied = split_tied(model, keys)
-    found = trace(copied, example_inputs, verify=False, kinds="all")
+        return Untied(skeleton, symmetry)
+    split = split_tied(skeleton, keys)
+    found = split.trace(split.find_constants(state))
     freed = [key for key in blocked if isinstance(find_scale(found, key), Scale)]
     if not freed:
-        return Untied(model, symmetry)
+        return Untied(skeleton, symmetry)
     listed = ", ".join(keys)
-    if not compare_models(model, copied, example_inputs) < _TOLERANCE:
-        return Untied(model, symmetry, reasons=dict.fromkeys(freed, _DIFFERENT.format(keys=listed)))
-    return Untied(copied, found, keys, dict.fromkeys(freed, _OFFER.format(keys=listed)))
+    if not compare(skeleton.functions, state, state, split.functions) < _TOLERANCE:
+        return Untied(skeleton, symmetry, reasons=dict.fromkeys(freed, _DIFFERENT.format(keys=listed)))
+    return Untied(split, found, keys, dict.fromkeys(freed, _OFFER.format(keys=listed)))
 
 
-def split_tied(model: Network, keys: Collection[str]) -> Network:
-    """A copy of a model in which some tied keys are parameters of their own, of the same values.
+def split_tied(skeleton: Skeleton[Network], keys: Collection[str]) -> Skeleton[Network]:
+    """The skeleton of a copy in which some tied keys are parameters of their own, of the same values.
 
     If a module in it has a configuration of Hugging Face, that says so, and `save_pretrained` writes what was made.
     """
-    result = copy.deepcopy(model)
+    place = tuple(sorted(keys))
+    if place in skeleton.splits:
+        return skeleton.splits[place]
+    result = copy_structure(skeleton.module)
     parameters = dict(result.named_parameters(remove_duplicate=False))
     for key in keys:
         owner, _, name = key.rpartition(".")
-        own = nn.Parameter(parameters[key].detach().clone(), parameters[key].requires_grad)
+        own = nn.Parameter(copy.deepcopy(parameters[key].detach()), parameters[key].requires_grad)
         result.get_submodule(owner).register_parameter(name, own)
     for module in result.modules():
         configuration = getattr(module, "config", None)
         if getattr(configuration, TIES_WORDS, False) is True:
             setattr(configuration, TIES_WORDS, False)
-    return result
+    skeleton.splits[place] = Skeleton(result, skeleton.example_inputs)
+    return skeleton.splits[place]
 
 
 def list_untied(before: Ties, after: Ties) -> tuple[str, ...]:
@@ -98,9 +101,8 @@ def list_untied(before: Ties, after: Ties) -> tuple[str, ...]:
     return tuple(key for keys in before for key in keys[1:] if first.get(key, key) != first.get(keys[0], keys[0]))
 
 
-def _find_blocked(model: nn.Module, symmetry: Symmetry) -> list[str]:
+def _find_blocked(symmetry: Symmetry, state: State) -> list[str]:
     """The gains that are not one and have no scale."""
-    state = read_state_dict(model)
     gains = ((key, read_gain(symmetry, key, state)) for key in symmetry.gains)
     wanted = [key for key, gain in gains if gain is not None and not bool((gain == 1).all())]
     return [key for key in wanted if isinstance(find_scale(symmetry, key), str)]

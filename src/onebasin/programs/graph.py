@@ -95,6 +95,7 @@ class Program:
         compute: Callable[[Any, Any, Any], Any] = lambda operation, args, kwargs: operation(*args, **kwargs),
         convert: Callable[[Any], Any] = lambda value: value,
         given: Sequence[Mapping[str, Any]] = (),
+        kept: dict[Node, Any] | None = None,
     ) -> list[Tensor]:
         """Replay the call with another state, without gradients, and return the tensors that it returns.
 
@@ -104,11 +105,13 @@ class Program:
             convert: is applied to every tensor that is read.
             given: replay the call for each of these, in place of the values that the program was given; what all of them
                 return comes in one list. A tensor of the state is read once for all.
+            kept: filled with what every operation returns. If None, a value is dropped after the last operation that reads
+                it.
 
         Raises:
             ReplayError: if an operation fails.
         """
-        replays: list[dict[Node, Any]] = [{} for _ in given or [self.given]]
+        replays: list[dict[Node, Any]] = [{} for _ in given or [self.given]] if kept is None else [kept]
         with torch.no_grad(), _same_numbers() if self.is_random else contextlib.nullcontext():
             for node in self.graph.nodes:
                 read = {n: convert(state[self.keys[n.name]]) for n in node.all_input_nodes if n.name in self.keys}
@@ -124,7 +127,7 @@ class Program:
                         values[node] = compute(node.target, args, kwargs)
                     except Exception as error:
                         raise ReplayError(f"{node.target} failed: {describe_error(error)}") from error
-                    for dead in self._last_reads.get(node, ()):
+                    for dead in self._last_reads.get(node, ()) if kept is None else ():
                         del values[dead]
         raise AssertionError("a graph without an output")
 

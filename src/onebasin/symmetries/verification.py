@@ -92,7 +92,7 @@ def verify(symmetry: Verifiable, model: nn.Module, example_inputs: Any, toleranc
     worst = 0.0
     for call in read_calls(example_inputs):
         try:
-            function = _of_program(read_program(model, call))
+            function = function_of_program(read_program(model, call))
         except ValueError:  # cannot be traced: the symmetry was written by hand
             function = function_of(model, call)
         with isolated(model, call) as snapshot, snapshot.restoring_values():
@@ -119,7 +119,7 @@ def verify_programs(
         Different: naming the group to blame.
         CannotVerify: if the model fails, or returns no numbers, at all weights that were tried.
     """
-    buffers = _find_buffers(programs)
+    buffers = find_buffers(programs)
     states = list(random_states(symmetry, state, buffers))
     functions = [list(_functions_of(program, draw, state.num_entries > MAX_ENTRIES)) for program in programs]
     return max((_check_first(symmetry, some, states, tolerance) for some in functions), default=0.0)
@@ -129,8 +129,8 @@ def _functions_of(program: Program, draw: bool, is_large: bool) -> Iterator[Func
     """The function of a program at drawn inputs, at perturbed ones and at its own. The first that can be run says most."""
     if draw and any(kind == InputKind.USER_INPUT for kind, _ in program.inputs.values()):
         for given in (draw_inputs(program), perturb_inputs(program)):
-            yield _of_program(program, [given] if is_large else [program.given, given])
-    yield _of_program(program)
+            yield function_of_program(program, [given] if is_large else [program.given, given])
+    yield function_of_program(program)
 
 
 def _check_first(
@@ -170,35 +170,58 @@ def is_stable(functions: Sequence[Function], state: LazyState) -> bool:
     return True
 
 
-def _find_buffers(programs: Sequence[Program]) -> set[str]:
+def find_buffers(programs: Sequence[Program]) -> set[str]:
+    """The keys of buffers that programs read."""
     return {key for program in programs for kind, key in program.inputs.values() if kind == InputKind.BUFFER}
 
 
+def redrawn_functions(programs: Sequence[Program], num_draws: int = 4) -> list[Function]:
+    """The functions of programs in float64, each at several values of its floating inputs; others stay as they are."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(program: Program) -> dict[str, Any]:
+        inputs = {name for name, (kind, _) in program.inputs.items() if kind == InputKind.USER_INPUT}
+        return {name: _draw_floating(value, generator) if name in inputs else value for name, value in program.given.items()}
+
+    functions = []
+    for program in programs:
+        drawn = [draw(program) for _ in range(num_draws)]
+        is_drawn = any(drawn[0][name] is not value for name, value in program.given.items())
+        functions.append(function_of_program(program, drawn if is_drawn else ()))
+    return functions
+
+
 def compare(
-    model: nn.Module, first: Mapping[str, Any], second: Mapping[str, Any], example_inputs: Any, num_draws: int = 4
+    functions: Sequence[Function],
+    first: Mapping[str, Any],
+    second: Mapping[str, Any],
+    others: Sequence[Function] | None = None,
 ) -> float:
-    """How far a model's outputs are apart with two states: the largest difference, relative to the output, in float64.
+    """How far the outputs of functions are apart at two states: the largest difference, relative to the output.
+
+    Of lazy states a few tensors are in memory at a time.
+
+    Args:
+        functions: of a model.
+        first: a state.
+        second: another one.
+        others: at the second state take these functions.
+    """
+    pairs = zip(functions, functions if others is None else others, strict=True)
+    return max((relative_difference(function(first), other(second)) for function, other in pairs), default=0.0)
+
+
+def compare_models(first: nn.Module, second: nn.Module, example_inputs: Any, num_draws: int = 4) -> float:
+    """How far the outputs of two models are apart: the largest difference, relative to the output, in float64.
 
     Floating inputs are drawn anew each time, and keep their shapes; others stay as they are.
 
     Args:
-        model: the architecture; the states are loaded into a copy of it.
-        first: a state.
-        second: another one.
+        first: a model.
+        second: another one, which may have other shapes.
         example_inputs: as for `onebasin.symmetry`.
         num_draws: how often inputs are drawn.
     """
-    model = copy.deepcopy(model).double()
-    calls = _draw_calls(example_inputs, num_draws)
-    outputs = []
-    for state in (first, second):
-        model.load_state_dict(state)
-        outputs.append(_run(model, calls))
-    return max((relative_difference(*pair) for pair in zip(*outputs, strict=True)), default=0.0)
-
-
-def compare_models(first: nn.Module, second: nn.Module, example_inputs: Any, num_draws: int = 4) -> float:
-    """`compare` for two models that may differ in their shapes, each with its own state."""
     calls = _draw_calls(example_inputs, num_draws)
     outputs = [_run(copy.deepcopy(model).double(), calls) for model in (first, second)]
     return max((relative_difference(*pair) for pair in zip(*outputs, strict=True)), default=0.0)
@@ -208,11 +231,15 @@ def _draw_calls(example_inputs: Any, num_draws: int) -> list[Call]:
     generator = torch.Generator().manual_seed(0)
 
     def draw(value: Any) -> Any:
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            return value
-        return torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
+        return _draw_floating(value, generator)
 
     return [Call(*tree_map(draw, (call.args, call.kwargs))) for call in read_calls(example_inputs) for _ in range(num_draws)]
+
+
+def _draw_floating(value: Any, generator: torch.Generator) -> Any:
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    return torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
 
 
 def _run(model: nn.Module, calls: Sequence[Call]) -> list[list[Tensor]]:
@@ -248,7 +275,8 @@ class Different(ValueError):
         self.guilty = guilty
 
 
-def _of_program(program: Program, given: Sequence[Mapping[str, Any]] = ()) -> Function:
+def function_of_program(program: Program, given: Sequence[Mapping[str, Any]] = ()) -> Function:
+    """The function of a program in float64; see `Program.run`."""
     return lambda state: program.run(state, compute_in_float64, promote, given)
 
 

@@ -186,3 +186,30 @@ def test_notes_of_a_merge_name_all_models_that_they_are_about(onebasin, folder):
     assert folded.startswith("a, b, c: ")
     (chosen,) = [note for note in ran.record["notes"] if "Changes of basis" in note or "changes of basis" in note][:1]
     assert chosen.startswith(("b", "c"))
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """Every model counts as one that is too large to be loaded."""
+    monkeypatch.setattr("onebasin.cli.inputs._LEARNED_UP_TO", 0)
+    monkeypatch.setattr("onebasin.checkpoints.CheckpointSet.load", None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_large_models_are_not_loaded_and_compute_the_same(onebasin, folder, large, kind):
+    untie = ("--untie",) if kind == "GPT2LMHeadModel" else ()
+    models = [write_tied(folder / name, kind, seed) for seed, name in enumerate("ab")]
+    ran = onebasin("align", "a", "b", "-o", "d", "--target-out", "c", *FAST, *untie, "--json")
+    assert ran.code == 0, ran.err
+    assert ran.record["untied"] == ["lm_head.weight"] * len(untie)
+    assert ran.record["cost"] < ran.record["start_cost"]
+    for model, name in zip(models, "cd", strict=True):
+        assert compare_models(model, load_pretrained(folder / name, kind), X) < 1e-9
+    ran = onebasin("merge", "a", "b", "-o", "m", *FAST, *untie, "--json")
+    assert ran.code == 0, ran.err
+    found, inputs = load_pretrained(folder / "m", kind), {**X, "use_cache": False}
+    expected = ob.merge(
+        models, inputs, kinds="all", untie=bool(untie), method="weight-matching", scaling=ob.Scaling(steps=0)
+    )  # fmt: skip
+    for key, value in expected.state_dict().items():
+        torch.testing.assert_close(found.state_dict()[key], value, rtol=1e-10, atol=1e-11)

@@ -10,7 +10,7 @@ import typer
 import onebasin as ob
 from onebasin.checkpoints import note_left_entries, write_checkpoint
 from onebasin.checkpoints.untied_heads import untie_checkpoint
-from onebasin.checkpoints.written_types import find_type
+from onebasin.checkpoints.written_types import find_type, widen_to
 from onebasin.cli import inputs, options, outputs
 from onebasin.cli.console import Output
 from onebasin.cli.run_record import record_run
@@ -58,8 +58,12 @@ def canonical(
     left_out = outputs.note_companions(output, (checkpoint, like))
     left_out += outputs.note_about(output, checkpoint, note_left_entries(like))
     with output.status("folding"):
-        model, example = models.load_model(like, dtype), inputs.find_inputs(models, dtype)
-        form = ob.canonical(model, example, balanced=balanced, untie=untie)
+        if balanced:
+            model, example = models.load_model(like, dtype), inputs.find_inputs(models, dtype)
+            form = ob.canonical(model, example, balanced=True, untie=untie)
+        else:
+            state, module = widen_to(like, dtype), models.architecture.build_hollow()
+            form = ob.canonical(state, inputs.find_inputs(models), untie=untie, module=module)
         like = untie_checkpoint(like, form.untied, models.symmetry.ties)
     if fold is not None and form.fold is None:
         raise ValueError("a gain is negative: what was done is more than positive scales, and no transform says it")

@@ -199,11 +199,11 @@ def merge(
         tested = inputs.read_data(data if report else None, "test")
         lines = LineEvaluator(models, inputs.read_loss(loss), tested, device=device)
         lines.evaluate_state(like)  # what does not fit the data fails now, and not after the alignment
-        given = alignment.load(models, form is not None or kinds != "permutation", dtype is not None, dtype)
+        given = alignment.load(models, kinds, form is not None, dtype is not None, dtype)
         merged = ob.merge(
             given, weights=shares, repair=cast(Any, repair) if form else None, reference=reference, progress=progress,
             on_aligned=found.keep, on_result=found.add, on_repair=found.repairs.append, layer_weights=by_layer,
-            engine=running, **alignment.symmetry_of(models, kinds, untie, dtype),
+            engine=running, **alignment.symmetry_of(models, kinds, form is not None, untie, dtype),
             **alignment.arguments | ({} if form is None else {"data": alignment.data}),
         )  # fmt: skip
         form = found.note_repair(form, is_auto=repair == AUTO)

@@ -123,8 +123,9 @@ def port(
         )
     beside = outputs.write_card(made)
     with output.progress() as progress, inputs.explain_data_errors(alignment.data if imitated is None else imitated):
-        new, old, *further = alignment.load(models, run=kinds != "permutation" or len(scales) > 1)
-        arguments = {"progress": progress, **alignment.symmetry_of(models, kinds), **alignment.arguments}
+        run = kinds != "permutation" or len(scales) > 1
+        new, old, *further = alignment.load(models, kinds, run)
+        arguments = {"progress": progress, **alignment.symmetry_of(models, kinds, run), **alignment.arguments}
         if is_lora:
             folds = find_folds(old, new, arguments["example_inputs"]) if kinds == "all" else None
             found, chosen, losses = ob.align(old, to=new, **arguments), 1.0, {}
