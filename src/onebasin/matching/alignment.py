@@ -14,12 +14,12 @@ from onebasin.engines import Engine, EngineName, opened
 from onebasin.engines.work_meter import MEASURING
 from onebasin.landscape.batches import find_example
 from onebasin.matching.canonical_form import canonicalise
-from onebasin.matching.checks import check_call, check_engine, check_models, check_values, find_symmetry, fit_start
+from onebasin.matching.checks import Call, check_call, check_engine, check_models, check_values, find_symmetry, fit_start
 from onebasin.matching.methods import Method, MethodName, MethodOptions
 from onebasin.matching.problem import Entry, estimate_need, make_problem
 from onebasin.matching.recommendation import AUTO, recommend
-from onebasin.matching.scaling import Learned, Scaling
-from onebasin.matching.search import COPY_DETECTION, Search
+from onebasin.matching.scaling import Scaling
+from onebasin.matching.search import Search
 from onebasin.matching.widening import is_narrower, widen
 from onebasin.plots.tables import html_table
 from onebasin.relaxation.objectives import Function, Objective
@@ -218,31 +218,11 @@ def align(
         restarts=restarts, detect_copy=detect_copy, polish=polish, progress=progress, callback=callback,
         engine=engine, **options,
     )  # fmt: skip
-    prepared: list[str] = []
-    if isinstance(model, nn.Module) and isinstance(to, nn.Module) and is_narrower(model, to):
-        inputs = find_example(example_inputs, call.data)
-        if inputs is None:
-            raise ValueError("the target has more units than the model: give example_inputs= or data= to widen it with")
-        model, prepared = widen(model, to, inputs), [WIDENED]
-    is_checked = check_models(model, to, engine)
-    if kinds == "all" and symmetry is None:
-        (model, to), symmetry, changed = canonicalise([model, to], example_inputs, call.data, untie, module)
-        prepared = [*prepared, *changed]
-    notes = [*prepared]
-    symmetry = find_symmetry([model, to], example_inputs, symmetry, call.data, kinds, module)
-    for each in (model, to) if symmetry.bases else ():
-        check_fixed(symmetry, read_state(each))
+    pair = _make_pair(model, to, example_inputs, symmetry, kinds, untie, module, call, engine)
+    symmetry, (source, target) = pair.symmetry, pair.models
     chosen, start = symmetry.restrict(call.groups), fit_start(call.init, symmetry)
-    methods, prepared = (call.method,), list(notes)
-    if call.method is None:
-        goal = None if objective is None else call.objective
-        has_data = call.data is not None and isinstance(model, nn.Module)
-        advice = recommend(chosen, read_state(model), read_state(to), goal, has_data, is_started=start is not None)
-        methods, notes = advice.methods, [*notes, str(advice)]
-    elif method == AUTO:
-        notes += [f"{call.method.name} was chosen: the options are for it."]
-    named, *later = (each for each in methods if each is not None)
-    check_engine(engine, (named, *later), call.objective, symmetry)
+    methods, advice = _choose_methods(call, chosen, pair, objective is not None, start is not None)
+    check_engine(engine, methods, call.objective, symmetry)
     history: list[Entry] = []
 
     def report(entry: Entry) -> None:
@@ -250,57 +230,99 @@ def align(
         if callback is not None:
             callback(entry)
 
-    lazily = named.reads_lazily and not call.objective.uses_data and (start is None or _reads_lazily(start))
+    lazily = methods[0].reads_lazily and not call.objective.uses_data and (start is None or _reads_lazily(start))
     lazily = lazily and (scaling is None or not scaling.steps)  # what is learned is learned for all tensors at once
-    with show_progress(progress) as show, seeded(seed, read_state(to).device), engine.meter.reporting(show):
-        problem = make_problem(model, to, chosen, call.objective, call.data, lazily, in_blocks=True)
+    with show_progress(progress) as show, seeded(seed, read_state(target).device), engine.meter.reporting(show):
+        problem = make_problem(source, target, chosen, call.objective, call.data, lazily, in_blocks=True)
         problem = replace(problem, seed=seed, report=report, progress=show, engine=engine)
         if problem.source.is_lazy:  # what does not fit is refused before anything is read
             engine.check_memory(estimate_need(problem))
             engine.meter.expect(MEASURING, 2 * problem.count_bytes(problem.keys))
-        if not is_checked:
-            check_values(model, to, engine)
+        if not pair.is_checked:
+            check_values(source, target, engine)
         start_cost = problem.cost(chosen.identity())
-        search = Search(problem, symmetry, named, polish)
-        found = search.find_copy() if detect_copy and not named.resumes else None
-        if found is not None:
-            by, learned = COPY_DETECTION, Learned({}, {}, found.cost)
-            notes = [*prepared, "The model is a permuted copy of the target: no method was run."]
-        else:
-            by, found = named.name, search.find(start, restarts)
-            for each in later:
-                before = found
-                found = replace(search, method=each).find(before.compose(before.learn(Scaling(steps=0))), restarts=0)
-                by += f", {each.title}"
-                notes += [f"{each.title} {_describe_change(before.cost, found.cost)}."]
-            learned = found.learn(scaling or Scaling(steps=0 if problem.source.is_lazy else Scaling.steps))
-            what = " and ".join(["Positive scales"] * bool(chosen.scales) + ["Changes of basis"] * bool(chosen.bases))
-            if what:
-                notes += [f"{what.capitalize()} {_describe_change(found.match.cost, learned.cost)}."]
-            elif kinds != "permutation":
-                notes += [f"There are no {_WANTED[kinds]} in this symmetry."]
+        search = Search(problem, symmetry, methods[0], polish)
+        result = search.run(start, methods[1:], restarts, scaling, detect_copy)
+    found, learned = result.found, result.learned
+    notes = [*pair.notes, *([advice] if advice and not result.is_copy else []), *result.notes]
+    if not (result.is_copy or chosen.scales or chosen.bases) and kinds != "permutation":
+        notes += [f"There are no {_WANTED[kinds]} in this symmetry."]
     element, of_target = found.compose(learned), found.compose_target(learned)
     whole = element if isinstance(element, Transform) else Transform(element, {})
     return Alignment(
-        model=transform_model(model, element),
+        model=transform_model(source, element),
         permutation=whole.permutation,
         cost=learned.cost,
         start_cost=start_cost,
         history=history,
         converged=found.match.converged,
         seconds=time.perf_counter() - begin,
-        method=by,
+        method=result.method,
         notes=tuple(notes),
         logits=found.match.logits,
         scales=whole.logarithms,
         matrices=whole.matrices,
-        target=to if of_target is None else transform_model(to, of_target),
+        target=target if of_target is None else transform_model(target, of_target),
         target_transform=of_target,
     )
 
 
-def _describe_change(before: float, after: float) -> str:
-    return f"lowered the cost from {before:.6g} to {after:.6g}" if after < before else f"left the cost at {after:.6g}"
+@dataclass(frozen=True)
+class _Pair(Generic[M]):
+    """Two models that fit: of one width and, if their symmetry has bases, in canonical form.
+
+    Attributes:
+        models: the one to permute, and the one to align it to.
+        symmetry: of both.
+        notes: what was done to them.
+        is_checked: whether their values have been looked at.
+    """
+
+    models: tuple[M, M]
+    symmetry: Symmetry
+    notes: list[str]
+    is_checked: bool
+
+
+def _make_pair(
+    model: M,
+    to: M,
+    example_inputs: Any,
+    symmetry: Symmetry | None,
+    kinds: Kinds,
+    untie: bool,
+    module: nn.Module | None,
+    call: Call,
+    engine: Engine,
+) -> _Pair[M]:
+    """Widen, check and fold two models, and find their symmetry."""
+    notes: list[str] = []
+    if isinstance(model, nn.Module) and isinstance(to, nn.Module) and is_narrower(model, to):
+        inputs = find_example(example_inputs, call.data)
+        if inputs is None:
+            raise ValueError("the target has more units than the model: give example_inputs= or data= to widen it with")
+        model, notes = widen(model, to, inputs), [WIDENED]
+    is_checked = check_models(model, to, engine)
+    if kinds == "all" and symmetry is None:
+        (model, to), symmetry, changed = canonicalise([model, to], example_inputs, call.data, untie, module)
+        notes += changed
+    symmetry = find_symmetry([model, to], example_inputs, symmetry, call.data, kinds, module)
+    for each in (model, to) if symmetry.bases else ():
+        check_fixed(symmetry, read_state(each))
+    return _Pair((model, to), symmetry, notes, is_checked)
+
+
+def _choose_methods(
+    call: Call, symmetry: Symmetry, pair: _Pair[Any], has_objective: bool, is_started: bool
+) -> tuple[tuple[Method, ...], str]:
+    """The methods in their order, and a note on why they were chosen; none if the user has named one."""
+    if call.method is not None:
+        return (call.method,), "" if call.is_named else f"{call.method.name} was chosen: the options are for it."
+    goal = call.objective if has_objective else None
+    model, to = pair.models
+    has_data = call.data is not None and isinstance(model, nn.Module)
+    advice = recommend(symmetry, read_state(model), read_state(to), goal, has_data, is_started)
+    return advice.methods, str(advice)
 
 
 def _reads_lazily(init: Permutation | Transform | Method) -> bool:

@@ -94,6 +94,7 @@ class Call:
 
     Attributes:
         method: None if it is to be chosen for the problem.
+        is_named: whether the user named it; if not, and it is known, options are for it.
         init: a method by itself, not by its name.
         objective: never None.
         data: batches that can be read again and again: those of the call, or else those that came with the objective.
@@ -101,6 +102,7 @@ class Call:
     """
 
     method: Method | None
+    is_named: bool
     init: Permutation | Transform | Method | None
     objective: Objective
     data: Iterable[Any] | None
@@ -194,7 +196,7 @@ def check_call(
     if not callable(progress):
         check_flag("progress", progress)
     check_callback("callback", callback)
-    call = Call(named, _read_init(init), goal, _read_data(goal, data), _read_groups(groups))
+    call = Call(named, method != AUTO, _read_init(init), goal, _read_data(goal, data), _read_groups(groups))
     for each in (call.method, call.init):
         if isinstance(each, Method):
             _check_method_data(each, models, call.data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -73,6 +73,28 @@ class Found:
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """What a search by one or more methods came to.
+
+    Attributes:
+        found: where the last of them ended.
+        learned: the scales and bases that follow.
+        method: the names of the methods.
+        notes: what each did beyond the first, in sentences.
+    """
+
+    found: Found
+    learned: Learned
+    method: str
+    notes: tuple[str, ...]
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the model is a permuted copy of the target."""
+        return self.method == COPY_DETECTION
+
+
+@dataclass(frozen=True)
 class Search:
     """A copy, or the best of several attempts by a method.
 
@@ -87,6 +109,35 @@ class Search:
     symmetry: Symmetry
     method: Method
     polish: bool | None
+
+    def run(
+        self,
+        start: Permutation | Transform | Method | None,
+        later: Sequence[Method],
+        restarts: int,
+        scaling: Scaling | None,
+        detect_copy: bool,
+    ) -> Outcome:
+        """Detect a copy; or else search, go on from there by later methods, and learn scales and bases.
+
+        The arguments are those of `onebasin.align`; each of the later methods starts from what was found before it.
+        """
+        found = self.find_copy() if detect_copy and not self.method.resumes else None
+        if found is not None:
+            note = "The model is a permuted copy of the target: no method was run."
+            return Outcome(found, Learned({}, {}, found.cost), COPY_DETECTION, (note,))
+        by, found, notes = self.method.name, self.find(start, restarts), []
+        for each in later:
+            before = found
+            found = replace(self, method=each).find(before.compose(before.learn(Scaling(steps=0))), restarts=0)
+            by += f", {each.title}"
+            notes += [f"{each.title} {_describe_change(before.cost, found.cost)}."]
+        symmetry = self.problem.symmetry
+        learned = found.learn(scaling or Scaling(steps=0 if self.problem.source.is_lazy else Scaling.steps))
+        what = " and ".join(["Positive scales"] * bool(symmetry.scales) + ["Changes of basis"] * bool(symmetry.bases))
+        if what:
+            notes += [f"{what.capitalize()} {_describe_change(found.match.cost, learned.cost)}."]
+        return Outcome(found, learned, by, tuple(notes))
 
     def find_copy(self) -> Found | None:
         """The permutation that makes both models equal, if there is one and the objective uses no data."""
@@ -147,6 +198,10 @@ class Search:
                 found = replace(found, permutation=permutation, cost=cost)
             problem.report({"polish": cost, "best": found.cost, "by": "polish"})
         return found
+
+
+def _describe_change(before: float, after: float) -> str:
+    return f"lowered the cost from {before:.6g} to {after:.6g}" if after < before else f"left the cost at {after:.6g}"
 
 
 def _embed(symmetry: Symmetry, permutation: Permutation) -> Permutation:

@@ -35,7 +35,7 @@ from onebasin.cli.run_record import RunRecord, record_run
 from onebasin.cli.saved_elements import place_elements
 from onebasin.engines.work_meter import WRITING
 from onebasin.landscape.calibration import DATA_FREE, Repair, RepairForm
-from onebasin.matching.merging import Reference
+from onebasin.matching.frames import Reference
 from onebasin.matching.problem import Entry
 from onebasin.matching.recommendation import AUTO
 from onebasin.matching.untying import list_untied
