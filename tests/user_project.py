@@ -1,5 +1,6 @@
 """What a user might write: `test_types` checks it strictly, runs it, and compares the types that it declares."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -87,7 +88,7 @@ tuned: Net = ported.model
 inner: Net = ported.alignment.model
 form = ob.canonical(a, x)
 folded: Net = form.model
-canonical: dict[str, Any] = form.state
+canonical: Mapping[str, Any] = form.state
 mean = ob.interpolate([a, b], [0.5, 0.5])
 a.load_state_dict(mean)
 a.load_state_dict(ob.reset_batch_norm(a, data))

@@ -66,7 +66,7 @@ class CanonicalForm(Generic[M]):
 
     @functools.cached_property
     def state(self) -> State:
-        """The state of `model`."""
+        """The state of `model`: of a lazy one itself, else an ordinary dict."""
         return read_state(self.model)
 
     @property
