@@ -28,11 +28,11 @@ class ModuleSnapshot:
     def __init__(self, model: nn.Module, inputs: Iterable[Any] = ()):
         self.tensors: list[Tensor] = []
         self._model = model
-        self._contents: dict[int, tuple[Any, Any]] = {}  # by identity of a container: itself, and a copy
+        self._contents: dict[int, tuple[Any, Any]] = {}  # by identity of a container: itself, and a copy of what it holds
         self._add([vars(module) for module in model.modules()])
         self._stores = find_stores(model)
         for store in self._stores.containers:
-            self._contents.setdefault(id(store), (store, store.copy()))
+            self._contents.setdefault(id(store), (store, _copy(store)))
         leaves = [*model.parameters(), *(t for t in inputs if isinstance(t, Tensor) and t.is_leaf)]
         self._gradients = [(leaf, leaf.requires_grad, leaf.grad) for leaf in leaves]
 
@@ -41,7 +41,7 @@ class ModuleSnapshot:
             kind = type(entry)
             if kind in CONTAINERS:
                 if id(entry) not in self._contents:
-                    self._contents[id(entry)] = (entry, entry.copy())
+                    self._contents[id(entry)] = (entry, _copy(entry))
                     if entry:
                         self._add(entry.values() if isinstance(entry, dict) else entry)
             elif kind is tuple:
@@ -74,6 +74,11 @@ class ModuleSnapshot:
                 if not tensor.is_meta and not torch.equal(tensor, value):
                     with torch.inference_mode():
                         tensor.detach().copy_(value)
+
+
+def _copy(container: Any) -> Any:
+    """A module has a dozen containers, most of them empty: these are not copied."""
+    return container.copy() if container else ()
 
 
 def _is_same(container: Any, content: Any) -> bool:
