@@ -97,3 +97,11 @@ def test_nothing_changes_for_those_who_import_the_library():
     process = start([sys.executable, "-c", code], SOURCE)
     assert process.communicate() == ("", "")
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("arguments", ["sys.argv = []", "del sys.argv"])
+def test_an_interpreter_without_arguments_can_import_the_library(arguments):
+    """As one inside another program may be."""
+    process = start([sys.executable, "-c", f"import sys\n{arguments}\nimport onebasin"], SOURCE)
+    assert process.communicate() == ("", "")
+    assert process.returncode == 0

@@ -12,10 +12,11 @@ INTERRUPTION = "interrupted; no output was left incomplete"
 
 def _prepare_command() -> None:
     """If this process is the command: import nothing from the working folder, and end on Ctrl-C without a traceback."""
-    is_module = sys.argv[0] == "-m" and _run_onebasin(sys.orig_argv)  # "-m" stands there while the module is looked for
+    program = (getattr(sys, "argv", None) or [""])[0]  # an interpreter inside another program may have no arguments
+    is_module = program == "-m" and _run_onebasin(sys.orig_argv)  # "-m" stands there while the module is looked for
     if is_module and not sys.flags.safe_path:
         del sys.path[0]  # the working folder, in which a torch.py may lie
-    name = os.path.splitext(os.path.basename(sys.argv[0]))[0]
+    name = os.path.splitext(os.path.basename(program))[0]
     if is_module or name in ("onebasin", "onebasin-script"):
         end_on_interrupt()
 
