@@ -70,6 +70,17 @@ def test_with_data_and_an_objective_methods_follow_each_other():
     assert result.cost == pytest.approx(costs[-1])
 
 
+@pytest.mark.parametrize("pair", [9, 11])
+def test_a_model_that_is_aligned_already_ends_no_higher(pair):
+    """Activation matching does not look at the objective, and raises it here."""
+    options = {"example_inputs": X, "data": DATA, "objective": ob.Midpoint(LOSS)}
+    target = mlp(2 * pair)
+    aligned = ob.align(mlp(2 * pair + 1), to=target, method="sinkhorn", steps=60, init="exchange", **options)
+    assert ob.align(aligned.model, to=target, method="activation-matching", **options).cost > aligned.cost
+    again = ob.align(aligned.model, to=target, **options)
+    assert again.cost <= again.start_cost
+
+
 def test_what_the_user_starts_from_takes_the_place_of_activation_matching():
     options = {"data": DATA, "objective": ob.Midpoint(LOSS), "init": "weight-matching"}
     assert (

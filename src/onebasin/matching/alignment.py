@@ -43,7 +43,8 @@ class Alignment(Generic[M]):
     Attributes:
         model: a copy of the model, permuted (of a state dict, the permuted state dict; of a lazy state, a lazy one).
         permutation: what was done to it.
-        cost: the objective of the permuted model beside the target.
+        cost: the objective of the permuted model beside the target. By the default on a named objective it is at most
+            `start_cost`.
         start_cost: the objective of the model as it was given.
         history: an entry per step or sweep, with the method ("by") that made it.
         converged: whether the method stopped by itself, not by its limit.
@@ -222,6 +223,8 @@ def align(
     symmetry, (source, target) = pair.symmetry, pair.models
     chosen, start = symmetry.restrict(call.groups), fit_start(call.init, symmetry)
     methods, advice = _choose_methods(call, chosen, pair, objective is not None, start is not None)
+    if start is None and call.method is None and objective is not None:
+        start = symmetry.identity()  # methods that do not look at the objective, too, then end no higher than the model does
     check_engine(engine, methods, call.objective, symmetry)
     history: list[Entry] = []
 

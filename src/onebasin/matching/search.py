@@ -190,7 +190,7 @@ class Search:
         wanted = method.is_polished and not problem.objective.uses_data if self.polish is None else self.polish
         if not wanted or found.cost <= problem.objective.floor:
             return found
-        # The sweeps from the identity are weight matching: the result costs no more than it.
+        # The sweeps from the identity are weight matching by default: the result costs no more than it.
         starts = (found.permutation, *found.alternatives, problem.symmetry.identity())
         for permutation in sweep_all(problem.reporting_as("polish"), starts):
             cost = problem.cost(permutation)

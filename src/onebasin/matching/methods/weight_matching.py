@@ -147,17 +147,19 @@ def sweep(
 def sweep_all(problem: Problem, starts: Sequence[Permutation]) -> Iterator[Permutation]:
     """What `sweep` finds from each start, in their order; the starts are worked on at the same time where that is faster.
 
-    Each sweep is a sequence of assignments, and each assignment runs on one core.
+    Each sweep is a sequence of assignments, and each assignment runs on one core. Sweeps from the identity are anchored: they
+    are weight matching as it is by default.
     """
     if not _can_sweep_together(problem):
-        yield from (sweep(problem, start)[0] for start in starts)
+        yield from (sweep(problem, start, anchored=start.is_identity)[0] for start in starts)
         return
     stream = torch.cuda.current_stream(problem.device) if problem.device.type == "cuda" else None
 
     def run(start: Permutation) -> tuple[Permutation, list[Entry]]:
         entries: list[Entry] = []
         with torch.cuda.stream(stream):  # a new thread has the default stream of the first device
-            return sweep(replace(problem, report=entries.append, progress=ignore), start)[0], entries
+            moved = replace(problem, report=entries.append, progress=ignore)
+            return sweep(moved, start, anchored=start.is_identity)[0], entries
 
     with ThreadPoolExecutor(min(len(starts), torch.get_num_threads())) as pool:
         for found, entries in pool.map(run, starts):
