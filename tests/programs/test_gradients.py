@@ -23,12 +23,27 @@ class Pieces(nn.Module):
         return self.second(left * right) + self.shift, self.second(right.sin()), self.shift
 
 
+class Assigned(nn.Module):
+    """Assignments to slices, of other values and of one that is repeated."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 8), nn.Linear(3, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, hidden = self.first(x), self.second(x)
+        hidden[..., 0] = left[..., 1]
+        hidden[..., 2:] = left[..., :1]
+        return hidden
+
+
 def make(kind: str) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     model = {
         "transformer": lambda: Model([Attention(), MLP()], [nn.LayerNorm(D) for _ in range(3)]),
         "tied": Tied,
         "pieces": Pieces,
+        "assigned": Assigned,
         "convolution": lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, groups=4), nn.ReLU()),
         "recurrent": lambda: nn.LSTM(3, 5, num_layers=2, batch_first=True),
     }[kind]()
@@ -37,7 +52,7 @@ def make(kind: str) -> tuple[nn.Module, Tensor]:
     return model.double().eval(), x.double() if x.is_floating_point() else x
 
 
-@pytest.mark.parametrize("kind", ["transformer", "tied", "pieces", "convolution", "recurrent"])
+@pytest.mark.parametrize("kind", ["transformer", "tied", "pieces", "assigned", "convolution", "recurrent"])
 def test_gradients_are_those_of_the_module(kind):
     model, x = make(kind)
     program = read_program(model, call_of(x))

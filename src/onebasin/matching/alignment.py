@@ -25,6 +25,7 @@ from onebasin.plots.tables import html_table
 from onebasin.relaxation.objectives import Function, Objective
 from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.symmetries.transform import check_fixed
+from onebasin.tensors.gradient_mode import computing_gradients
 from onebasin.tensors.progress import Progress, show_progress
 from onebasin.tensors.seeding import seeded
 from onebasin.tensors.states import M, read_state
@@ -128,6 +129,7 @@ class AlignOptions(MethodOptions, total=False):
     engine: Engine | EngineName | None
 
 
+@computing_gradients
 def align(
     model: M,
     to: M,

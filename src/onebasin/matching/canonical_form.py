@@ -26,6 +26,7 @@ from onebasin.relaxation.objectives import each_tied_once, parameter_keys
 from onebasin.symmetries import Symmetry, Transform
 from onebasin.symmetries.layout import names
 from onebasin.symmetries.verification import compare
+from onebasin.tensors.gradient_mode import computing_gradients
 from onebasin.tensors.states import LazyState, M, State, StateDict, read_state
 
 _TOLERANCE = 1e-9
@@ -97,6 +98,7 @@ class CanonicalForm(Generic[M]):
         return f"CanonicalForm({len(self.folded)} gains folded, {len(self.centred)} tensors centred{left})"
 
 
+@computing_gradients
 def canonical(
     model: M,
     example_inputs: Any,

@@ -22,11 +22,13 @@ from onebasin.matching.recommendation import AUTO
 from onebasin.matching.repair_plan import RepairChoice, plan_repair
 from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.tensors.comparison import check_alike
+from onebasin.tensors.gradient_mode import computing_gradients
 from onebasin.tensors.interpolation import check_weights
 from onebasin.tensors.layer_weights import find_layer_weights
 from onebasin.tensors.states import M, Model, read_state
 
 
+@computing_gradients
 def merge(
     models: Sequence[M],
     example_inputs: Any = None,

@@ -26,6 +26,7 @@ from onebasin.matching.widening import is_narrower, widen
 from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.symmetries.multiplication import check_fixed
 from onebasin.tensors.comparison import check_alike, check_finite
+from onebasin.tensors.gradient_mode import computing_gradients
 from onebasin.tensors.interpolation import interpolate
 from onebasin.tensors.progress import Progress, show_progress
 from onebasin.tensors.seeding import seeded
@@ -59,6 +60,7 @@ class Ported(Generic[M]):
     losses: dict[float, float] = field(default_factory=dict)
 
 
+@computing_gradients
 def port(
     fine_tuned: M,
     base: M,

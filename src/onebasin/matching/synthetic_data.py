@@ -17,11 +17,13 @@ from onebasin.descent.cuda_graphs import CapturedStep
 from onebasin.landscape.batch_norm import batch_norms
 from onebasin.landscape.batches import copy_model
 from onebasin.matching.methods.base import check_count, check_number
+from onebasin.tensors.gradient_mode import computing_gradients
 from onebasin.tensors.progress import Progress, show_progress
 from onebasin.tensors.seeding import seeded
 from onebasin.torch_internals import BatchNorm
 
 
+@computing_gradients
 def synthetic_data(
     models: Sequence[nn.Module],
     shape: Sequence[int],

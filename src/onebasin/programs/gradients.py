@@ -77,8 +77,12 @@ def iterate_gradients(
 
 def _differentiate(node: Node, operands: Mapping[Node, Any], after: list[Tensor | None]) -> dict[Node, list[Tensor | None]]:
     """The gradients of the operands of an operation, from those of its results."""
+    args, kwargs = map_arg((node.args, node.kwargs), operands.__getitem__)
     with torch.enable_grad():
-        result = compute_in_float64(node.target, *map_arg((node.args, node.kwargs), operands.__getitem__))
+        if node.target is torch.ops.aten.copy.default:
+            result = _copy(*args)
+        else:
+            result = compute_in_float64(node.target, args, kwargs)
     pairs = [
         (value, gradient)
         for value, gradient in zip(_list_tensors(result), after, strict=True)
@@ -91,6 +95,11 @@ def _differentiate(node: Node, operands: Mapping[Node, Any], after: list[Tensor 
     results, gradients = zip(*pairs, strict=True)
     by_leaf = dict(zip(map(id, wanted), torch.autograd.grad(results, wanted, gradients, allow_unused=True), strict=True))
     return {n: [by_leaf.get(id(leaf)) for leaf in _list_tensors(value)] for n, value in operands.items()}
+
+
+def _copy(onto: Tensor, value: Tensor, *_: Any) -> Tensor:
+    """An assignment to a slice, as recorded; PyTorch's operation for it has no derivative."""
+    return value.to(onto.dtype).expand_as(onto)
 
 
 def _begin(value: Any) -> Any:

@@ -19,6 +19,7 @@ from onebasin.continual.streams import Task
 from onebasin.continual.training import Loss, Losses, MakeOptimizer, sgd
 from onebasin.descent.cuda_graphs import run_steps
 from onebasin.landscape.batch_norm import batch_norms, reset_statistics
+from onebasin.tensors.gradient_mode import computing_gradients
 
 _NUM_MIXED_BATCHES, _MIXED_BATCH_SIZE = 20, 100
 
@@ -108,6 +109,7 @@ class Strategy(ABC):
         for _ in self.learn(task):
             pass
 
+    @computing_gradients
     def learn(self, task: Task) -> Iterator[int]:
         """`fit` in portions: yields the number of steps done, so that several strategies can take turns on a device."""
         samples = self._add_task(task)

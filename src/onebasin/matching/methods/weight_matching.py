@@ -147,8 +147,8 @@ def sweep(
 def sweep_all(problem: Problem, starts: Sequence[Permutation]) -> Iterator[Permutation]:
     """What `sweep` finds from each start, in their order; the starts are worked on at the same time where that is faster.
 
-    Each sweep is a sequence of assignments, and each assignment runs on one core. Sweeps from the identity are anchored: they
-    are weight matching as it is by default.
+    Each sweep is a sequence of assignments, and each assignment runs on one core. Sweeps from the identity are anchored:
+    they are weight matching as it is by default.
     """
     if not _can_sweep_together(problem):
         yield from (sweep(problem, start, anchored=start.is_identity)[0] for start in starts)
