@@ -146,6 +146,15 @@ def test_sweeps_after_the_default_without_data_are_those_of_weight_matching(seed
     assert ob.align(source, to=target, example_inputs=torch.zeros(1, 4)).cost <= weights.cost
 
 
+@pytest.mark.parametrize("kinds", ["permutation", "positive", "all"])
+@pytest.mark.parametrize("wrong", [nn.Linear(3, 8), nn.Sequential(nn.Linear(3, 9), nn.ReLU(), nn.Linear(9, 2))])
+def test_states_and_the_module_to_trace_must_fit(kinds, wrong):
+    states = [nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)).state_dict() for _ in range(2)]
+    for call in (lambda **how: ob.align(states[1], to=states[0], **how), lambda **how: ob.merge(states, **how)):
+        with pytest.raises(ValueError, match="module="):
+            call(example_inputs=X[:2], module=wrong, kinds=kinds)
+
+
 def _distance(model, target):
     pairs = zip(model.parameters(), target.parameters(), strict=True)
     return float(sum((p.detach().double() - q.detach().double()).square().sum() for p, q in pairs))

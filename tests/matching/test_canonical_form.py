@@ -311,5 +311,5 @@ def test_what_a_state_needs_is_said():
         ob.canonical(state, x)
     with pytest.raises(ValueError, match="balanced=True needs all tensors in memory"):
         ob.canonical(state, x, module=model, balanced=True)
-    with pytest.raises(ValueError, match=r"module= has no 'embed\.weight', which the states has"):
+    with pytest.raises(ValueError, match=r"module= has no 'embed\.weight', which the state has"):
         ob.canonical(state, x, module=Function(torch.relu))

@@ -82,6 +82,41 @@ def test_batch_norms_are_not_estimated_on_single_examples():
     assert same(merged, ob.merge(models, data=data, method="weight-matching", repair=None))
 
 
+def test_a_seed_fixes_the_merge_of_twins_on_a_loader_that_shuffles():
+    data = torch.utils.data.TensorDataset(X, torch.arange(len(X)) % 2)
+    loader = torch.utils.data.DataLoader(data, batch_size=10, shuffle=True, drop_last=True)
+    models, found = [mlp(seed) for seed in range(2)], []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        found.append(ob.merge(models, data=loader, kinds="positive", repair="repair", method="activation-matching"))
+        assert torch.equal(torch.get_rng_state(), before)
+    assert same(*found)
+
+
+def test_what_twins_do_not_have_is_refused_before_the_data_are_read():
+    read = []
+
+    class Counted:
+        def __iter__(self):
+            for part in X.split(4):
+                read.append(part)
+                yield part
+
+    with pytest.raises(ValueError, match="leave out groups= and init="):
+        ob.merge([mlp(0), mlp(1)], data=Counted(), kinds="positive", repair="repair", groups=["*"])
+    assert len(read) < len(X.split(4))
+
+
+def test_biases_that_cannot_be_calibrated_are_refused_before_the_alignment():
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)).eval() for _ in range(2)]
+    done = []
+    with pytest.raises(ValueError, match="for networks without norms"):
+        ob.merge(models, example_inputs=X, repair="bias", on_result=lambda *_: done.append(1))
+    assert not done
+
+
 def test_callbacks_do_not_change_the_merge():
     models = [mlp(seed) for seed in range(2)]
     loss = ob.Midpoint(lambda output, _: -output.square().mean())

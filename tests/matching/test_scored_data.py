@@ -64,10 +64,16 @@ def test_outputs_with_logits_count(models):
             self.model = model
 
         def forward(self, x):
-            return type("Output", (), {"logits": self.model(x)})()
+            return {"logits": self.model(x), "hidden": x}
 
     plain, wrapped = (next(iter(ob.mean_scores(each, BATCHES)))[1] for each in (models, [Wrapped(m) for m in models]))
     assert torch.equal(plain, wrapped)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_inputs_may_be_of_another_type_than_the_models(models, dtype):
+    scores = next(iter(ob.mean_scores([model.to(dtype) for model in models], BATCHES)))[1]
+    assert scores.dtype == (dtype if dtype == torch.float64 else torch.float32)  # what alignments compute in
 
 
 def test_a_merge_comes_closer_to_the_mean_of_its_parents():

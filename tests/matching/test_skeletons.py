@@ -60,5 +60,5 @@ def test_states_of_other_architectures_are_refused():
     check_fits(state, model)
     with pytest.raises(ValueError, match="module= has no 'more'"):
         check_fits(type(state)({**state, "more": torch.ones(1)}), model)
-    with pytest.raises(ValueError, match=r"embed\.weight' has shape \(8, 4\) in the states and \(8, 3\) in module="):
+    with pytest.raises(ValueError, match=r"embed\.weight' has shape \(8, 4\) in the state and \(8, 3\) in module="):
         check_fits(type(state)({**state, "embed.weight": torch.ones(8, 4)}), model)

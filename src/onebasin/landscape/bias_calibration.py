@@ -45,6 +45,15 @@ def calibrate_biases(
     return result, tuple(calibrated)
 
 
+def check_chain(symmetry: Symmetry, state: State) -> None:
+    """Refuse a network that is no chain of linear or convolutional layers without norms.
+
+    Raises:
+        ValueError: saying why.
+    """
+    _find_chain(symmetry, state)
+
+
 def _find_chain(symmetry: Symmetry, state: State) -> list[str]:
     """The layers in order: each reads the free units of the one before."""
     readers, makers = _find_readers_and_makers(symmetry, state)

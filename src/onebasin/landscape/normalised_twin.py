@@ -47,6 +47,11 @@ class NormalisedLayer(nn.Module):
         return self.norm(y.flatten(0, -2)).view_as(y) if isinstance(self.layer, nn.Linear) else self.norm(y)
 
 
+def has_twin(model: nn.Module, symmetry: Symmetry, data: Iterable[Any]) -> bool:
+    """Whether `make_twin` would make one; it runs one batch."""
+    return bool(find_layers(copy_model(model), symmetry, data)[0])
+
+
 def make_twin(model: nn.Module, symmetry: Symmetry, data: Iterable[Any]) -> tuple[nn.Module, Symmetry] | None:
     """A copy of a network with a batch norm behind each layer that makes free units, and its symmetry, of the same groups.
 

@@ -296,7 +296,8 @@ def find_symmetry(
         module: traced if all models are states.
 
     Raises:
-        ValueError: if there is neither a symmetry nor anything to trace, or if it does not hold.
+        ValueError: if there is neither a symmetry nor anything to trace, if it does not hold, or if the states are not those
+            of the module.
     """
     model = next((each for each in (*models, module) if isinstance(each, nn.Module)), models[0])
     example_inputs = find_example(example_inputs, data)
@@ -307,4 +308,6 @@ def find_symmetry(
         return symmetry
     if example_inputs is None or not isinstance(model, nn.Module):
         raise ValueError("give example_inputs= to trace the model with, and of states module=; or symmetry=")
+    if model is module:
+        check_alike(read_state(models[0]), read_state(module), "the state", "module=")
     return trace(model, example_inputs, kinds=kinds)

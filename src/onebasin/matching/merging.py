@@ -118,11 +118,13 @@ def merge(
     if kinds == "all" and symmetry is None:
         models, symmetry, notes = canonicalise(models, example_inputs, call.data, untie, module)
     symmetry = find_symmetry(models, example_inputs, symmetry, call.data, kinds, module)
-    plan = plan.settle(models, symmetry, seed)
-    if twins := plan.make_twins(models, symmetry):
+    plan = plan.for_networks(models, symmetry, seed)
+    if plan.wants_twins(models, symmetry, seed):
+        _check_twins(call, starts)
+        twins = plan.make_twins(models, symmetry, seed)
         passed = {"weights": weights, "method": method, "seed": seed, **callbacks, **options}
         passed |= {"reference": reference, "max_rounds": max_rounds}
-        return cast(M, _merge_twins(cast(nn.Module, models[0]), twins, call, plan.batches, starts, passed))
+        return cast(M, _merge_twins(cast(nn.Module, models[0]), twins, plan.batches, starts, passed))
     aligner = Aligner(symmetry, method, seed, starts, options, notes, on_result)
     frame = aligner.align_to_first(models)
     frame.bring_together(reference, shares, max_rounds, call, aligner)
@@ -217,10 +219,18 @@ def _check_variances(merged: Model, shares: Sequence[float]) -> None:
             )
 
 
+def _check_twins(call: Call, starts: Sequence[Start]) -> None:
+    """Refuse what names groups of the networks themselves."""
+    if call.groups is not None or any(isinstance(start, Permutation | Transform) for start in starts):
+        raise ValueError(
+            "networks without norms are merged by their normalised twins, whose groups have other names: "
+            "leave out groups= and init=, or take repair='rescale'"
+        )
+
+
 def _merge_twins(
     model: nn.Module,
     twins: Sequence[nn.Module],
-    call: Call,
     batches: Any,
     starts: Sequence[Start],
     options: dict[str, Any],
@@ -229,11 +239,6 @@ def _merge_twins(
 
     A filter before a norm can be scaled on its own, so twins have more scales than the networks they are twins of.
     """
-    if call.groups is not None or any(isinstance(start, Permutation | Transform) for start in starts):
-        raise ValueError(
-            "networks without norms are merged by their normalised twins, whose groups have other names: "
-            "leave out groups= and init=, or take repair='rescale'"
-        )
     merged = merge(twins, take_example(batches), repair=batches, init=starts, kinds="positive", **options)
     result = copy.deepcopy(model)
     result.load_state_dict(fold_twin(merged, model))

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from onebasin.landscape.batch_norm import batch_norms
 from onebasin.landscape.batches import call_model, check_data, copy_model, split_batch
+from onebasin.landscape.bias_calibration import check_chain
 from onebasin.landscape.calibration import DATA_FREE, Repair, RepairForm, can_be_repaired, repair
-from onebasin.landscape.normalised_twin import make_twin
+from onebasin.landscape.normalised_twin import has_twin, make_twin
 from onebasin.matching.problem import MovedBatches
 from onebasin.matching.recommendation import AUTO
 from onebasin.relaxation.objectives import Midpoint, Objective, RandomPoint
@@ -43,8 +44,14 @@ class RepairPlan:
     batches: Iterable[Any] | None = None
     is_default: bool = False
 
-    def settle(self, models: Sequence[Model], symmetry: Symmetry, seed: int) -> RepairPlan:
-        """The same, without the form if it is the default and there is nothing to repair in these networks."""
+    def for_networks(self, models: Sequence[Model], symmetry: Symmetry, seed: int) -> RepairPlan:
+        """The same, without the form if it is the default and there is nothing to repair in these networks.
+
+        Raises:
+            ValueError: if the form is named and does not go with these networks.
+        """
+        if self.form == "bias":
+            check_chain(symmetry, read_state(models[0]))
         if self.form is None or not self.is_default or self._finds_statistics(models, symmetry, seed):
             return self
         return replace(self, form=None)
@@ -62,16 +69,22 @@ class RepairPlan:
                 return False
             return can_be_repaired(model, symmetry, self.batches)
 
-    def make_twins(self, models: Sequence[Model], symmetry: Symmetry) -> list[nn.Module]:
-        """The normalised twins of the models, in which they are to be merged; empty if they are merged as they are.
+    def wants_twins(self, models: Sequence[Model], symmetry: Symmetry, seed: int) -> bool:
+        """Whether the models are to be merged by their normalised twins: it looks at one batch.
 
-        They are merged so if the form "repair" was named and units have scales: a twin has more of these.
+        They are if the form "repair" was named and units have scales: a twin has more of these.
         """
         if self.form != "repair" or self.is_default or self.batches is None or symmetry.bases or not symmetry.scales:
-            return []
-        twins = [make_twin(cast(nn.Module, model), symmetry, self.batches) for model in models]
-        found = [twin[0] for twin in twins if twin is not None]
-        return found if len(found) == len(twins) else []
+            return False
+        with seeded(seed, read_state(models[0]).device):
+            return has_twin(cast(nn.Module, models[0]), symmetry, self.batches)
+
+    def make_twins(self, models: Sequence[Model], symmetry: Symmetry, seed: int) -> list[nn.Module]:
+        """The normalised twins of the models."""
+        assert self.batches is not None
+        with seeded(seed, read_state(models[0]).device):
+            made = [make_twin(cast(nn.Module, model), symmetry, self.batches) for model in models]
+        return [twin for twin, _ in filter(None, made)]
 
     def repair(
         self,

@@ -7,13 +7,15 @@ network, so their labels teach little; their scores teach more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from onebasin.landscape.batches import call_model, check_data, copy_model, split_batch
+from onebasin.matching.problem import MovedBatches
+from onebasin.tensors.states import read_state
 
 
 def mean_scores(models: Sequence[nn.Module], data: Iterable[Any]) -> Iterable[tuple[Any, Tensor]]:
@@ -24,12 +26,12 @@ def mean_scores(models: Sequence[nn.Module], data: Iterable[Any]) -> Iterable[tu
     `torch.nn.functional.mse_loss` as the loss of `onebasin.Midpoint` or `onebasin.RandomPoint`. No labels are needed.
 
     Args:
-        models: of the same inputs, whose outputs are tensors of one shape, or have such ``logits``; left untouched.
+        models: of the same inputs, left untouched. Their outputs are tensors of one shape, or mappings with such ``"logits"``.
         data: batches of inputs; targets, if there are any, are left out. They are read again at each reading, so inputs may
             be augmented anew.
 
     Returns:
-        Pairs (inputs, mean output), computed as they are read, on the device of the models.
+        Pairs (inputs, mean output), computed as they are read, on the device and in the type of the models.
 
     Raises:
         TypeError: if a model is no module, or the data no batches that can be read again and again.
@@ -47,14 +49,15 @@ def mean_scores(models: Sequence[nn.Module], data: Iterable[Any]) -> Iterable[tu
         raise ValueError("mean scores are those of at least one model")
     batches = check_data(data)
     kind = _SizedScores if isinstance(batches, Sized) else _Scores
-    scores = kind([copy_model(model).requires_grad_(False) for model in models], batches)
+    computing = [(copy_model(model).requires_grad_(False), read_state(model)) for model in models]
+    scores = kind([(model.to(state.dtype), state.device, state.dtype) for model, state in computing], batches)
     with torch.random.fork_rng(devices=[]):  # a loader that shuffles draws from the user's generator
         next(iter(scores))
     return scores
 
 
 class _Scores:
-    def __init__(self, models: list[nn.Module], data: Iterable[Any]):
+    def __init__(self, models: list[tuple[nn.Module, torch.device, torch.dtype]], data: Iterable[Any]):
         self.models, self.data = models, data
 
     def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
@@ -64,8 +67,11 @@ class _Scores:
 
     @torch.no_grad()
     def _score(self, inputs: Any) -> Tensor:
-        outputs = [call_model(model, inputs) for model in self.models]
-        scores = [getattr(output, "logits", output) for output in outputs]
+        scores = []
+        for model, device, dtype in self.models:
+            (moved,) = MovedBatches([inputs], device, dtype)
+            output = call_model(model, moved)
+            scores.append(output.get("logits") if isinstance(output, Mapping) else output)
         shapes = [tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__ for each in scores]
         if not all(isinstance(each, Tensor) for each in scores) or len(set(shapes)) > 1:
             raise ValueError(f"the outputs of the models must be tensors of one shape, got {', '.join(map(str, shapes))}")

@@ -107,11 +107,6 @@ def order_from_anchors(symmetry: Symmetry, sets: list[list[Group]], touched: lis
     return order
 
 
-def inner_product(state: State, target: State, keys: Sequence[str]) -> float:
-    """Of two states, over some of their tensors."""
-    return add_up(piece for key in keys for piece in sum_pieces(inner, state[key], target[key]))
-
-
 def inner_products(problem: Problem, current: State, updates: Sequence[Permutation], keys: Sequence[str]) -> list[float]:
     """Of the target and the source as it has been moved, and as it is moved by each of some updates, over some tensors."""
     function = functools.partial(_multiply_part, problem.bare, current, updates)

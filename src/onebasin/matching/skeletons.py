@@ -114,4 +114,4 @@ def check_fits(state: State, module: nn.Module) -> None:
     Raises:
         ValueError: naming the first difference.
     """
-    check_alike(state, read_state(module), "the states", "module=")
+    check_alike(state, read_state(module), "the state", "module=")

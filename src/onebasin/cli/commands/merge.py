@@ -297,10 +297,11 @@ class _Alignments:
         """The form in which the merge was repaired, with a remark on what the default did."""
         done = form if self.repairs[0] is not None else None
         if is_auto and form is not None:
-            self.remarks.append(
-                "The statistics of the merge were corrected on the data." if done else
-                "The statistics of the merge were left as they are: there is nothing to correct, or its loss would not fall."
-            )  # fmt: skip
+            bases = [each for each in self.elements if isinstance(each, ob.Transform) and each.symmetry.bases]
+            kept = "there is nothing to correct, or its loss would not fall"
+            kept = "a change of basis mixes units, so that there are none to correct" if bases else kept
+            what = "corrected on the data" if done else f"left as they are: {kept}"
+            self.remarks.append(f"The statistics of the merge were {what}.")
         return done
 
     def keep(self, elements: Sequence[Any]) -> None:
