@@ -53,12 +53,31 @@ def test_batches_come_again_without_end():
     assert list(itertools.islice(distance.stream(), 2)) == [None, None]
 
 
+class Unsized:
+    """Batches whose number is known only once they are read."""
+
+    def __init__(self, batches):
+        self.batches, self.num_read = batches, 0
+
+    def __iter__(self):
+        for batch in self.batches:
+            self.num_read += 1
+            yield batch
+
+
+class Sized(Unsized):
+    def __len__(self):
+        return len(self.batches)
+
+
 @pytest.mark.parametrize(("count", "num_held_out"), [(1, 0), (3, 0), (15, 0), (16, 4), (40, 4)])
-def test_descents_do_not_see_the_batches_that_permutations_are_compared_on(count, num_held_out):
+@pytest.mark.parametrize("kind", [Unsized, Sized])
+def test_descents_do_not_see_the_batches_that_permutations_are_compared_on(count, num_held_out, kind):
     """With few batches there are too few to leave some out."""
     a, b = pair()
-    data = [(X, torch.full((len(X),), number)) for number in range(count)]
+    data = kind([(X, torch.full((len(X),), number)) for number in range(count)])
     problem = make_problem(b, a, ob.symmetry(a, X), ob.Midpoint(nn.functional.cross_entropy), data, lazily=False)
+    assert data.num_read == min(count, 4 if kind is Sized else 16)
     seen = [int(batch[1][0]) for batch in itertools.islice(problem.stream(), 2 * count)]
     assert [int(batch[1][0]) for batch in problem.compared] == list(range(min(count, 4)))
     assert set(seen) == set(range(num_held_out, count))

@@ -92,6 +92,16 @@ def test_refusals(make, message):
         make()
 
 
+@pytest.mark.parametrize("kind", [ob.Midpoint, ob.RandomPoint])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"loss": "cross_entropy"}, "loss must be a function"), ({"loss": loss, "repaired": "yes"}, "repaired must be True")],
+)
+def test_what_is_no_loss_or_no_choice_is_refused(kind, arguments, message):
+    with pytest.raises(TypeError, match=message):
+        kind(**arguments)
+
+
 def test_objectives_that_run_the_network_need_it():
     with pytest.raises(TypeError, match="give align modules, not state dicts"):
         ob.Midpoint(loss).bind({})

@@ -79,14 +79,14 @@ class Aligner:
         return result
 
 
-@dataclass(frozen=True)
+@dataclass
 class Frame:
-    """Models moved into one frame of reference.
+    """Models on their way into one frame of reference.
 
     Attributes:
         models: as they were given.
         aligned: as they are now.
-        elements: what was done to each: permutations or, if the symmetry has scales or bases, transforms.
+        elements: what was done to each so far: permutations or, if the symmetry has scales or bases, transforms.
         symmetry: of all models.
     """
 

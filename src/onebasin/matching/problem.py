@@ -7,7 +7,7 @@ import copy
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
@@ -365,6 +365,9 @@ def make_problem(
 
 def _hold_out(data: Iterable[Any]) -> tuple[list[Any], int]:
     """The batches to compare permutations on, and how many of them descents leave out: all, or none of little data."""
+    if isinstance(data, Sized):
+        kept = list(itertools.islice(data, _NUM_COMPARED))
+        return kept, len(kept) if len(data) >= _SPARED_FROM else 0
     kept, count = [], 0
     for batch in itertools.islice(data, _SPARED_FROM):
         kept += [batch] if count < _NUM_COMPARED else []

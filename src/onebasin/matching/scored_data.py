@@ -26,7 +26,8 @@ def mean_scores(models: Sequence[nn.Module], data: Iterable[Any]) -> Iterable[tu
     `torch.nn.functional.mse_loss` as the loss of `onebasin.Midpoint` or `onebasin.RandomPoint`. No labels are needed.
 
     Args:
-        models: of the same inputs, left untouched. Their outputs are tensors of one shape, or mappings with such ``"logits"``.
+        models: of the same inputs, left untouched. Their outputs are tensors of one shape, or mappings with such
+            ``"logits"``.
         data: batches of inputs; targets, if there are any, are left out. They are read again at each reading, so inputs may
             be augmented anew.
 

@@ -208,6 +208,12 @@ class _OnTheLine(Objective):
     needs_target: ClassVar[bool] = True
     can_be_captured: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        if not callable(self.loss):
+            raise TypeError(f"loss must be a function loss(output, target) -> scalar, got {self.loss!r}")
+        if not isinstance(self.repaired, bool):
+            raise TypeError(f"repaired must be True or False, got {self.repaired!r}")
+
     def bind(self, model: Model) -> Self:
         """Take a private copy of the architecture."""
         if self.model is not None:
@@ -294,6 +300,7 @@ class RandomPoint(_OnTheLine):
     high: float = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.low < self.high <= 1:
             raise ValueError(f"0 <= low < high <= 1 is needed, got low={self.low}, high={self.high}")
 
