@@ -94,3 +94,19 @@ def test_a_twin_folds_back_and_has_more_scales(name):
     exact, x = copy.deepcopy(twin).double(), x.double()
     scaled = Transform.random(extended, torch.Generator().manual_seed(0)).apply(exact)
     torch.testing.assert_close(torch.func.functional_call(exact, scaled, (x,)), exact(x), rtol=1e-9, atol=1e-11)
+
+
+def test_norms_count_in_a_layer_that_pytorch_would_compute_in_one_kernel():
+    """Without gradients, too, and in a network that looks up the weights of its layers."""
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True).eval()
+    x = torch.randn(16, 3, 8)
+    made = make_twin(model, ob.symmetry(model, x[:2]), [x])
+    assert made is not None
+    twin, _ = made
+    with torch.no_grad():
+        torch.testing.assert_close(twin(x), model(x), rtol=1e-4, atol=1e-5)
+        before = twin(x)
+        for norm in (module for module in twin.modules() if isinstance(module, nn.BatchNorm1d)):
+            norm.bias.add_(1.0)
+        assert (twin(x) - before).abs().max() > 0.1

@@ -39,12 +39,22 @@ class NormalisedLayer(nn.Module):
         norm = next(norm for kind, norm in _NORMS.items() if isinstance(layer, kind))
         weight = layer.weight
         self.norm = norm(weight.shape[0], eps=_EPS, device=weight.device, dtype=weight.dtype)
+        self.register_forward_hook(_do_nothing)
+
+    @property
+    def weight(self) -> Tensor:
+        """Of the layer: some networks look up its type, as T5 does."""
+        return self.layer.weight
 
     def forward(self, x: Tensor) -> Tensor:
         """The normalised output of the layer."""
         y = self.layer(x)
         # The units of a linear layer are the last axis, whatever stands before it.
         return self.norm(y.flatten(0, -2)).view_as(y) if isinstance(self.layer, nn.Linear) else self.norm(y)
+
+
+def _do_nothing(*_: Any) -> None:
+    """A hook: PyTorch computes a transformer layer in one kernel, without its norms, unless something in it has a hook."""
 
 
 def has_twin(model: nn.Module, symmetry: Symmetry, data: Iterable[Any]) -> bool:
