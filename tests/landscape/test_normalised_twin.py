@@ -50,6 +50,7 @@ def test_the_same_function_and_the_same_groups(name):
     twin, extended = make_twin(model, symmetry, [x])
     torch.testing.assert_close(twin(x), model(x), rtol=1e-4, atol=1e-5)
     assert extended.groups == symmetry.groups
+    assert make_twin(twin, extended, [x]) is None
     extended.verify(twin, x[:8])
     permutation = symmetry.random(torch.Generator().manual_seed(0))
     moved = copy.deepcopy(model)

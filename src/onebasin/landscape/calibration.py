@@ -266,7 +266,7 @@ def _observe_calls(
         outputs[path] = output
 
     def look(_module: nn.Module, args: tuple[Any, ...]) -> None:
-        normalised.update(path for path, output in outputs.items() if args and args[0] is output)
+        normalised.update(path for path, output in outputs.items() if args and _holds_same(args[0], output))
 
     with contextlib.ExitStack() as handles:
         for norm in batch_norms(model).values():
@@ -274,6 +274,13 @@ def _observe_calls(
         _hook(handles, layers, count)
         run_batches(model, [batch for batch, _ in zip(data, range(1), strict=False)])
     return num_calls, normalised
+
+
+def _holds_same(value: Any, output: Any) -> bool:
+    """Whether a tensor is an output, or all of it in another shape; the output is still there, so its memory is its own."""
+    if not (isinstance(value, Tensor) and isinstance(output, Tensor)):
+        return False
+    return value.data_ptr() == output.data_ptr() and value.numel() == output.numel()
 
 
 def _hook(handles: contextlib.ExitStack, layers: Mapping[str, nn.Module], see: Callable[[str, Any], Any]) -> None:
