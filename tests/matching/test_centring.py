@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import onebasin as ob
-from tests.basis_networks import MLP, Attention, D, Function, Model, RMSNorm, Tied, Windows, with_gains
+from tests.basis_networks import MLP, Attention, D, Function, LayerScale, Model, RMSNorm, Tied, Windows, with_gains
 
 KEYS = "{}.k.weight"
 """What a norm without a gain adds to all keys along the vector of ones is the offset's, and the same for all tokens: no
@@ -90,23 +90,16 @@ def test_a_mean_that_something_reads_stays():
     assert "one tensor with head.weight" in form.uncentred["embed.weight"]
 
 
-class Scaled(nn.Module):
-    """What a branch adds to a stream is multiplied by a gain, as by LayerScale."""
-
-    def __init__(self, last: nn.Module):
-        super().__init__()
-        self.embed, self.branch, self.gain = nn.Linear(3, D), MLP(), nn.Parameter(torch.rand(D) + 0.1)
-        self.norm, self.last, self.head = nn.LayerNorm(D, elementwise_affine=False), last, nn.Linear(D, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.embed(x)
-        return self.head(self.last(x + self.gain * self.branch(self.norm(x))))
+def scaled(last: nn.Module) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    model = LayerScale(last).double()
+    nn.init.uniform_(model.gain, 0.1, 1)
+    return model, torch.randn(5, 3, dtype=torch.float64)
 
 
 def test_what_is_multiplied_by_a_gain_before_it_is_added_is_centred():
     """Once the gain is folded into it, its mean is read by nothing."""
-    torch.manual_seed(0)
-    model, x = Scaled(nn.LayerNorm(D)).double(), torch.randn(5, 3, dtype=torch.float64)
+    model, x = scaled(nn.LayerNorm(D))
     form = ob.canonical(model, x)
     assert {"branch.second.weight", "branch.second.bias"} < set(form.centred)
     assert (form.folded, form.uncentred) == (("gain",), {})
@@ -117,8 +110,7 @@ def test_what_is_multiplied_by_a_gain_before_it_is_added_is_centred():
 
 
 def test_what_is_multiplied_by_a_gain_that_stays_is_not_centred():
-    torch.manual_seed(0)
-    model, x = Scaled(nn.LayerNorm(D)).double(), torch.randn(5, 3, dtype=torch.float64)
+    model, x = scaled(nn.LayerNorm(D))
     with torch.no_grad():
         model.gain[0] = 0
     form = ob.canonical(model, x)
@@ -128,10 +120,8 @@ def test_what_is_multiplied_by_a_gain_that_stays_is_not_centred():
 
 
 def test_what_a_stream_without_a_norm_is_made_of_keeps_its_mean():
-    torch.manual_seed(0)
-    form = ob.canonical(Scaled(nn.Identity()).double(), torch.randn(5, 3, dtype=torch.float64))
-    assert form.folded == ("gain",)
-    assert form.centred == ("branch.first.weight",)
+    form = ob.canonical(*scaled(nn.Identity()))
+    assert (form.folded, form.centred) == (("gain",), ())
 
 
 def test_after_a_norm_branches_are_centred_and_the_stream_is_not():
