@@ -1,7 +1,7 @@
 """The canonical form of a network: gains of norms are folded into the layers around them, and means are subtracted.
 
 What cannot be folded is left as it is. Where a layer norm subtracts the mean over units, what writes these units gets the
-mean zero.
+mean zero. Gains are folded first: one that multiplies what is written to a stream hides that its mean is lost.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class CanonicalForm(Generic[M]):
         folded: the gains that are one now.
         left: for every other gain the reason why it is not.
         fold: what was done, to carry a LoRA or a task vector of the model along; None if that is more than positive scales:
-            a gain was negative, or the model was balanced. Means need not be subtracted from such a difference.
+            a gain was negative, or the model was balanced. Means need not be subtracted from such a difference if it
+            leaves the gains as they are. A model whose gains have changed too needs a canonical form of its own.
         centred: the tensors from which the mean over units was subtracted, because nothing reads it.
         uncentred: for other tensors that write a stream which is rotated about its mean the reason why it was not. If a gain
             stays, the stream is not rotated, and of its tensors only tied ones are named.
@@ -107,8 +108,10 @@ def canonical(
 ) -> CanonicalForm[M]:
     """Fold the gains of norms into the layers around them, so that `onebasin.symmetry` finds changes of basis.
 
-    Networks that differ in a constant that all units of a layer norm share become equal: the mean over units is subtracted
-    from every tensor that may have one added, whatever the weights are.
+    Then the mean over the units of a group is subtracted from every tensor to which a constant can be added along them
+    without changing the function, whatever the other weights are while gains of one stay one. So networks that differ in
+    such constants alone, once their gains are folded, become equal up to rounding. The tensors are found by gradients: of a
+    model that has none they stay. `CanonicalForm.notes` says what was done, and what could not be and why.
 
     Args:
         model: a module; or, with `module`, a state dict or a lazy state, of which a few tensors are in memory at a time. It

@@ -1,6 +1,6 @@
 """What the canonical form of a network is found from beside its vectors: the module, whose matrices are never read.
 
-Which gains can be folded, and what can be centred, is the same for all weights; which changes of basis there are depends on
+Which gains have scales is the same for all weights; what can be centred, and which changes of basis there are, depends on
 which gains are one. So networks of one architecture share a skeleton, and their states can stay on disk.
 """
 
