@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -240,6 +240,19 @@ class Windows(nn.Module):
         return self.reduce(self.merge(torch.cat(parts, -1)))
 
 
+class LayerScale(nn.Module):
+    """What a branch adds to the stream is multiplied by a gain."""
+
+    def __init__(self, last: nn.Module | None = None) -> None:
+        super().__init__()
+        self.embed, self.norm, self.branch, self.gain = nn.Linear(3, D), nn.LayerNorm(D), MLP(), nn.Parameter(torch.ones(D))
+        self.last, self.head = nn.LayerNorm(D) if last is None else last, nn.Linear(D, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        return self.head(self.last(x + self.gain * self.branch(self.norm(x))))
+
+
 class ConvNeXt(nn.Module):
     """A depthwise convolution reads the stream channel by channel."""
 
@@ -320,6 +333,26 @@ def with_gains(model: nn.Module) -> nn.Module:
             if isinstance(module, nn.LayerNorm | RMSNorm):
                 module.weight.copy_(torch.rand(module.weight.shape, generator=generator) + 0.5)
     return model
+
+
+def randomise_norms(model: nn.Module, gains: Mapping[str, float | None]) -> None:
+    """Draw gains, some of which are negative, and all offsets of norms, as training leaves them.
+
+    Args:
+        model: is changed.
+        gains: the keys of the gains, each with the number at which it multiplies by one; None leaves it.
+    """
+    generator = torch.Generator().manual_seed(0)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    with torch.no_grad():
+        for key, neutral in gains.items():
+            if neutral is not None:
+                drawn = torch.rand(parameters[key].shape, generator=generator) + 0.5
+                drawn[1] *= -1
+                parameters[key].copy_(drawn + neutral - 1)
+        for module in model.modules():
+            if isinstance(module, nn.LayerNorm) and module.bias is not None:
+                module.bias.copy_(torch.randn(module.bias.shape, generator=generator))
 
 
 class Gated(nn.Module):

@@ -1,6 +1,8 @@
 """Gains are folded into the layers around them, and the function stays as it is."""
 
+import copy
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,19 @@ import onebasin as ob
 from onebasin.matching.canonical_form import canonicalise
 from onebasin.symmetries.verification import compare_models
 from onebasin.tensors.states import LazyState, read_state
-from tests.basis_networks import MLP, Attention, D, Function, Model, RMSNorm, Tied, with_gains
+from tests.basis_networks import (
+    MLP,
+    Attention,
+    D,
+    Function,
+    LayerScale,
+    Model,
+    RMSNorm,
+    Tied,
+    Windows,
+    randomise_norms,
+    with_gains,
+)
 
 
 def make(norm: type[nn.Module] = nn.LayerNorm) -> tuple[nn.Module, torch.Tensor]:
@@ -51,6 +65,65 @@ def test_the_fold_carries_differences_along(norm):
     expected = model(x)
     model.load_state_dict(folded)
     torch.testing.assert_close(model(x), expected, rtol=1e-9, atol=1e-11)
+
+
+def move_gains(norm: Any, *readers: Any) -> None:
+    """Multiply a norm by random numbers, and divide what reads it by them."""
+    factors = torch.rand_like(norm.weight) + 0.5
+    for value in norm.parameters():
+        value *= factors
+    for reader in readers:
+        reader.weight /= factors
+
+
+def change_blocks(model: Any) -> None:
+    attention, mlp = model.branches
+    move_gains(model.norms[0], attention.q, attention.k, attention.v)
+    move_gains(model.norms[1], mlp.first)
+    move_gains(model.norms[2], model.head)
+    model.embed.weight += torch.randn(3)
+    mlp.second.weight += torch.randn(12)
+
+
+def change_layer_scale(model: Any) -> None:
+    """A constant of all units is divided by the gain that multiplies it before it is added."""
+    move_gains(model.norm, model.branch.first)
+    move_gains(model.last, model.head)
+    factors, writer = torch.rand_like(model.gain) + 0.5, model.branch.second
+    model.gain *= factors
+    writer.weight /= factors[:, None]
+    writer.bias /= factors
+    writer.weight += torch.randn(12) / model.gain[:, None]
+    model.embed.bias += 2
+
+
+def change_windows(model: Any) -> None:
+    move_gains(model.norm, model.attention.q, model.attention.k, model.attention.v)
+    move_gains(model.merge, model.reduce)
+    model.attention.o.bias += 2
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "change"),
+    [
+        (lambda: Model([Attention(), MLP()], [nn.LayerNorm(D) for _ in range(3)]), (2, 4, 3), change_blocks),
+        (LayerScale, (5, 3), change_layer_scale),
+        (Windows, (2, 4, 4, 3), change_windows),
+    ],
+)
+def test_networks_that_were_changed_by_hand_have_one_canonical_form(build, shape, change):
+    """Gains moved between norms and what reads them, and constants added to all units."""
+    torch.manual_seed(0)
+    model, x = build().double().eval(), torch.randn(shape, dtype=torch.float64)
+    randomise_norms(model, ob.symmetry(model, x, kinds="all").gains)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        change(other)
+    torch.testing.assert_close(other(x), model(x), rtol=1e-9, atol=1e-11)
+    first, second = (ob.canonical(each, x) for each in (model, other))
+    assert not first.left
+    for key, value in first.state.items():
+        torch.testing.assert_close(second.state[key], value, rtol=1e-9, atol=1e-9)
 
 
 def test_the_model_is_a_copy_of_its_own():

@@ -6,7 +6,11 @@ import torch
 from torch import nn
 
 import onebasin as ob
-from tests.basis_networks import MLP, Attention, D, Function, Model, RMSNorm, Tied, Windows, with_gains
+from tests.basis_networks import MLP, Attention, D, Function, LayerScale, Model, RMSNorm, Tied, Windows, with_gains
+
+KEYS = "{}.k.weight"
+"""What a norm without a gain adds to all keys along the vector of ones is the offset's, and the same for all tokens: no
+softmax sees it."""
 
 
 def shifted(model: nn.Module, keys: list[str], axis: int) -> nn.Module:
@@ -38,7 +42,7 @@ def test_what_writes_the_stream_of_layer_norms_is_centred():
     writers = [f"{name}.{kind}" for name in ("embed", "branches.0.o", "branches.1.second") for kind in ("weight", "bias")]
     forms = [ob.canonical(each, x) for each in (model, shifted(model, writers, 0))]
     for form in forms:
-        assert form.centred == tuple(writers)
+        assert set(form.centred) == {*writers, KEYS.format("branches.0")}
         assert not form.uncentred
         assert all(float(form.state[key].mean(0).abs().max()) < 1e-14 for key in writers)
     for key, value in forms[0].state.items():
@@ -71,19 +75,53 @@ def test_a_mean_that_something_reads_stays():
     x = torch.randn(2, 4, 3)
     raw = with_gains(Model([Attention(), MLP()], [nn.LayerNorm(D) for _ in range(2)])).eval()
     form = ob.canonical(raw, x)
-    assert not form.centred
+    assert form.centred == (KEYS.format("branches.0"),)
     assert set(form.uncentred) >= {"embed.weight", "embed.bias", "branches.1.second.weight"}
     assert "not every reader subtracts it" in form.uncentred["embed.weight"]
     assert "embed.weight" in repr(form)
     norms = [nn.LayerNorm(D), RMSNorm(), nn.LayerNorm(D)]
     form = ob.canonical(with_gains(Model([Attention(), MLP()], norms)).eval(), x)
-    assert form.centred == ("branches.1.second.weight", "branches.1.second.bias")
+    assert form.centred == (KEYS.format("branches.0"), "branches.1.second.weight", "branches.1.second.bias")
     assert list(form.uncentred) == ["embed.weight", "embed.bias", "branches.0.o.weight", "branches.0.o.bias"]
     tied = Tied()
     tied.norm = nn.LayerNorm(D)  # type: ignore[assignment]
     form = ob.canonical(with_gains(tied).eval(), torch.randint(0, 11, (2, 4)))
     assert form.centred == ("branch.second.weight", "branch.second.bias")
     assert "one tensor with head.weight" in form.uncentred["embed.weight"]
+
+
+def scaled(last: nn.Module) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    model = LayerScale(last).double()
+    nn.init.uniform_(model.gain, 0.1, 1)
+    return model, torch.randn(5, 3, dtype=torch.float64)
+
+
+def test_what_is_multiplied_by_a_gain_before_it_is_added_is_centred():
+    """Once the gain is folded into it, its mean is read by nothing."""
+    model, x = scaled(nn.LayerNorm(D))
+    form = ob.canonical(model, x)
+    assert {"branch.second.weight", "branch.second.bias"} < set(form.centred)
+    assert (form.folded, form.uncentred) == (("gain",), {})
+    torch.testing.assert_close(form.model(x), model(x), rtol=1e-9, atol=1e-12)
+    other = shifted(form.model, ["embed.weight", "branch.second.weight", "branch.second.bias"], 0)
+    found = ob.align(other, to=form.model, example_inputs=x, kinds="all")
+    assert found.start_cost < 1e-20
+
+
+def test_what_is_multiplied_by_a_gain_that_stays_is_not_centred():
+    model, x = scaled(nn.LayerNorm(D))
+    with torch.no_grad():
+        model.gain[0] = 0
+    form = ob.canonical(model, x)
+    assert list(form.left) == ["gain"]
+    assert "embed.weight" in form.centred
+    assert "branch.second.weight" not in form.centred
+
+
+def test_what_a_stream_without_a_norm_is_made_of_keeps_its_mean():
+    form = ob.canonical(*scaled(nn.Identity()))
+    assert (form.folded, form.centred) == (("gain",), ())
 
 
 def test_after_a_norm_branches_are_centred_and_the_stream_is_not():
@@ -98,7 +136,7 @@ def test_a_norm_over_four_tokens_at_once_leaves_the_constants_of_all_tokens():
     """Patch merging subtracts a mean over units and tokens: what differs from token to token is read."""
     torch.manual_seed(0)
     form = ob.canonical(with_gains(Windows()).eval(), torch.randn(2, 4, 4, 3))
-    assert form.centred == ("embed.bias", "attention.o.bias")
+    assert form.centred == ("embed.bias", KEYS.format("attention"), "attention.o.bias")
 
 
 def test_a_step_that_a_gradient_does_not_see_keeps_the_mean():

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import onebasin as ob
-from onebasin.matching.gain_folding import find_scale, fold_gains, read_gain
-from onebasin.symmetries import Scale
-from onebasin.tensors.states import StateDict
+from onebasin.matching.gain_folding import find_scales, fold_gains, read_gain
+from onebasin.tensors.states import StateDict, read_state
 
 D = 8
 
@@ -36,7 +35,7 @@ def test_one_plus_the_weight_becomes_one():
     model, x = make()
     assert bool((1 + model[1].weight < 0).any())
     symmetry = ob.symmetry(model, x, kinds="all")
-    assert isinstance(find_scale(symmetry, "1.weight"), Scale)
+    assert len(find_scales(symmetry, "1.weight")) == 1
     state = StateDict(model.state_dict())
     found = fold_gains(symmetry, state, {})
     assert (found.keys, found.left, found.is_positive) == (("1.weight",), {}, False)
@@ -122,3 +121,74 @@ def test_a_gain_whose_units_are_returned_stays(num_returned, reason):
     form = ob.canonical(model, x)
     assert re.fullmatch(reason, form.left["norm.weight"])
     assert torch.allclose(form.model(x)["logits"], model(x)["logits"], rtol=1e-9)
+
+
+class Merged(nn.Module):
+    """Four tokens are concatenated before their norm, as in Swin."""
+
+    def __init__(self, num_read=4 * D):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(3, D), nn.LayerNorm(4 * D), nn.Linear(num_read, 2)
+        self.num_read = num_read
+        nn.init.normal_(self.norm.weight)
+        nn.init.normal_(self.norm.bias)
+
+    def forward(self, x):
+        h = self.norm(torch.cat([self.first(each) for each in x.unbind(1)], -1))
+        return self.last(h[:, : self.num_read]), h[:, self.num_read :]
+
+
+def test_a_norm_of_several_tokens_has_several_scales():
+    """Each of the four has its own entries of the gain; they may be negative."""
+    torch.manual_seed(0)
+    model, x = Merged().double(), torch.randn(5, 4, 3, dtype=torch.float64)
+    symmetry = ob.symmetry(model, x, kinds="all")
+    assert len(find_scales(symmetry, "norm.weight")) == 4
+    found = fold_gains(symmetry, read_state(model), {})
+    assert (found.keys, found.negative, found.left) == (("norm.weight",), ("norm.weight",), {})
+    form = ob.canonical(model, x)
+    assert "centred" in {basis.kind for basis in ob.symmetry(form.model, x, kinds="all").bases.values()}
+    torch.testing.assert_close(form.model(x), model(x), rtol=1e-9, atol=1e-12)
+
+
+def test_a_gain_is_folded_as_a_whole_or_not_at_all():
+    """What one of four tokens becomes is returned, so that the scales of three are left."""
+    torch.manual_seed(0)
+    model, x = Merged(3 * D).double(), torch.randn(5, 4, 3, dtype=torch.float64)
+    form = ob.canonical(model, x)
+    assert list(form.left) == ["norm.weight"]
+    assert torch.equal(form.state["norm.weight"], model.norm.weight)
+
+
+def test_the_entries_of_a_gain_need_numbers_of_their_own():
+    """Tokens that are flattened have one scale for each unit, and a gain for each unit of each token."""
+    torch.manual_seed(0)
+    first, norm, last = nn.Linear(3, D), nn.LayerNorm(4 * D), nn.Linear(4 * D, 2)
+    nn.init.uniform_(norm.weight, 0.5, 1.5)
+    model = nn.Sequential(first, nn.Flatten(), norm, last).double()
+    form = ob.canonical(model, torch.randn(5, 4, 3, dtype=torch.float64))
+    assert form.left == {"2.weight": "several of its units can be multiplied by the same number alone"}
+
+
+class Square(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x
+
+
+@pytest.mark.parametrize(
+    ("between", "is_folded"), [(nn.Identity(), True), (Square(), True), (nn.BatchNorm1d(D), False), (nn.ReLU(), False)]
+)
+def test_signs_go_where_nothing_tells_them_apart(between, is_folded):
+    """A square takes them away. A ReLU lets positive factors through alone, and a batch norm divides by these alone."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, D), nn.LayerNorm(D), between, nn.Linear(D, 2)).double().eval()
+    x = torch.randn(5, 3, dtype=torch.float64)
+    nn.init.uniform_(model[1].weight, 0.5, 1.5)
+    assert ob.canonical(model, x).folded == ("1.weight",)
+    with torch.no_grad():
+        model[1].weight[3] *= -1
+    form = ob.canonical(model, x)
+    assert form.folded == ("1.weight",) * is_folded
+    assert ["negative" in reason for reason in form.left.values()] == [True] * (not is_folded)
+    assert "0.weight" in form.centred
+    torch.testing.assert_close(form.model(x), model(x), rtol=1e-9, atol=1e-12)

@@ -1,14 +1,14 @@
 """The canonical form of a network: gains of norms are folded into the layers around them, and means are subtracted.
 
 What cannot be folded is left as it is. Where a layer norm subtracts the mean over units, what writes these units gets the
-mean zero.
+mean zero. Gains are folded first: one that multiplies what is written to a stream hides that its mean is lost.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, cast
 
@@ -42,7 +42,8 @@ class CanonicalForm(Generic[M]):
         folded: the gains that are one now.
         left: for every other gain the reason why it is not.
         fold: what was done, to carry a LoRA or a task vector of the model along; None if that is more than positive scales:
-            a gain was negative, or the model was balanced. Means need not be subtracted from such a difference.
+            a gain was negative, or the model was balanced. Means need not be subtracted from such a difference if it
+            leaves the gains as they are. A model whose gains have changed too needs a canonical form of its own.
         centred: the tensors from which the mean over units was subtracted, because nothing reads it.
         uncentred: for other tensors that write a stream which is rotated about its mean the reason why it was not. If a gain
             stays, the stream is not rotated, and of its tensors only tied ones are named.
@@ -109,8 +110,10 @@ def canonical(
 ) -> CanonicalForm[M]:
     """Fold the gains of norms into the layers around them, so that `onebasin.symmetry` finds changes of basis.
 
-    Networks that differ in a constant that all units of a layer norm share become equal: the mean over units is subtracted
-    from every tensor that may have one added, whatever the weights are.
+    Then the mean over the units of a group is subtracted from every tensor to which a constant can be added along them
+    without changing the function, whatever the other weights are while gains of one stay one. So networks that differ in
+    such constants alone, once their gains are folded, become equal up to rounding. The tensors are found by gradients: of a
+    model that has none they stay. `CanonicalForm.notes` says what was done, and what could not be and why.
 
     Args:
         model: a module; or, with `module`, a state dict or a lazy state, of which a few tensors are in memory at a time. It
@@ -173,6 +176,11 @@ class _Canonicaliser:
     offsets: Offsets
     centred: tuple[str, ...] = ()
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether any tensor is changed."""
+        return bool(self.folded.keys or self.centred)
+
     def move(self, key: str, value: Tensor) -> Tensor:
         """A tensor of the state, computed in float64; the tensor itself if nothing is done to it."""
         if not value.is_floating_point():
@@ -203,32 +211,66 @@ def _find(
     given = given.tie(symmetry.ties)
     # Computed where it is read, so that no second model is held.
     start = given.lazily().to(read_state(skeleton.module).device).map(_widen)
-    plain = _Canonicaliser(fold_gains(symmetry, given, untied.reasons), skeleton.offsets)
-    whole = replace(plain, centred=_list_centred(plain, given))
-    too_large: dict[str, str] = {}
-    is_checked = bool(whole.centred) and compare(skeleton.functions, start, start.map(whole.move)) < _TOLERANCE
-    if whole.centred and not is_checked:
-        why = "the means of these tensors are so large that the outputs are not exact to 1e-9"
-        whole, too_large = plain, dict.fromkeys(whole.centred, why)
+    whole, too_large = _find_exact(skeleton, symmetry, given, start, untied.reasons)
     state, moved = given.map(whole.move), start.map(whole.move)
-    is_changed = bool(whole.folded.keys or whole.centred)
-    after = skeleton.trace(skeleton.find_constants(moved), verify) if is_changed else symmetry
+    after = skeleton.trace(skeleton.find_constants(moved), verify) if whole.is_needed else symmetry
     if balanced:
         held = moved.load().tie(symmetry.ties)
         keys = [key for key in each_tied_once(parameter_keys(skeleton.module), after) if key not in after.fixed]
-        moved, is_checked = balance(after, held, keys).apply(held), False
-        state = given.map(functools.partial(_take, moved))
-    if (whole.folded.keys or balanced) and not is_checked and not compare(skeleton.functions, start, moved) < _TOLERANCE:
-        raise ValueError("the canonical form of this model changes its function; please report this network")
+        smallest = balance(after, held, keys).apply(held)
+        _check_exact(compare(skeleton.functions, start, smallest))
+        state = given.map(functools.partial(_take, smallest))
     return skeleton, CanonicalForm(
         state,
         folded=whole.folded.keys,
         left=whole.folded.left,
         fold=Transform(symmetry.identity(), whole.folded.logarithms) if whole.folded.is_positive and not balanced else None,
         centred=whole.centred,
-        uncentred=_explain(after, skeleton.offsets) | too_large,
+        uncentred=_explain(after, whole.offsets) | too_large,
         untied=untied.keys if untie else (),
     )
+
+
+def _find_exact(
+    skeleton: Skeleton[Any], symmetry: Symmetry, given: State, start: State, reasons: Mapping[str, str]
+) -> tuple[_Canonicaliser, dict[str, str]]:
+    """What makes a state canonical, and leaves its function alone; and for tensors whose means are too large why they stay.
+
+    Args:
+        skeleton: of the network.
+        symmetry: of the network, where gains are not one.
+        given: the state.
+        start: the state in float64.
+        reasons: for some gains that have no scale of their own why that is.
+    """
+
+    def make(rigid: Collection[str] = ()) -> _Canonicaliser:
+        folded = fold_gains(symmetry, given, reasons, rigid)
+        plain = _Canonicaliser(folded, skeleton.find_offsets(folded.ones))
+        return replace(plain, centred=_list_centred(plain, given))
+
+    def measure(move: Callable[[str, Tensor], Tensor]) -> float:
+        return compare(skeleton.functions, start, start.map(move))
+
+    whole = make()
+    if not whole.is_needed or measure(whole.move) < _TOLERANCE:
+        return whole, {}
+    # A ReLU lets positive factors through, and no signs.
+    rigid = [key for key in whole.folded.negative if not measure(whole.folded.only(key).move) < _TOLERANCE]
+    if rigid:
+        whole = make(rigid)
+        if not whole.is_needed or measure(whole.move) < _TOLERANCE:
+            return whole, {}
+    plain = replace(whole, centred=())
+    if plain.is_needed:
+        _check_exact(measure(plain.move))
+    why = "the means of these tensors are so large that the outputs are not exact to 1e-9"
+    return plain, dict.fromkeys(whole.centred, why)
+
+
+def _check_exact(difference: float) -> None:
+    if not difference < _TOLERANCE:
+        raise ValueError("the canonical form of this model changes its function; please report this network")
 
 
 def _widen(key: str, value: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Offsets of units: where a layer norm subtracts the mean over units, a constant that all units share changes nothing.
 
 Whether a tensor may have such an offset is not read from the architecture but from a gradient: f does not depend on a
-constant c that is added to all units i of a tensor w if the sum over i of df/dw_i is zero at random weights.
+constant c that is added to all units i of a tensor w if the sum over i of df/dw_i is zero at random weights. Gains that
+the canonical form has made one are one there: a gain on what a block adds to a stream would hide that its mean is not read.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ class Offsets:
         return roll(self.symmetry.layouts[key], self.symmetry.groups, iter(centred))
 
 
-def find_offsets(programs: Sequence[Program], symmetry: Symmetry, state: State) -> Offsets:
-    """Where a constant can be added to all units, whatever the weights are; nowhere, if the model has no gradients.
+def find_offsets(programs: Sequence[Program], symmetry: Symmetry, state: State, held: Mapping[str, float]) -> Offsets:
+    """Where a constant can be added to all units, whatever the other weights are; nowhere, if the model has no gradients.
 
     One tensor and its gradient are in memory at a time.
 
@@ -74,8 +75,10 @@ def find_offsets(programs: Sequence[Program], symmetry: Symmetry, state: State) 
         programs: calls of a model.
         symmetry: of this model.
         state: of the model, for the shapes.
+        held: vectors that are filled with one number, and that number. All others are random.
     """
-    symmetry = replace(symmetry, fixed={})  # a gain of one is as random as the others
+    symmetry = replace(symmetry, fixed=dict(held))
+    state = state.map(lambda key, value: torch.full_like(value, held[key]) if key in held else value)
     functions = [function_of_program(program) for program in programs]
     for make_state in random_states(symmetry, state, find_buffers(programs)):
         try:

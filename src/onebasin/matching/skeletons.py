@@ -1,6 +1,6 @@
 """What the canonical form of a network is found from beside its vectors: the module, whose matrices are never read.
 
-Which gains can be folded, and what can be centred, is the same for all weights; which changes of basis there are depends on
+Which gains have scales is the same for all weights; what can be centred, and which changes of basis there are, depends on
 which gains are one. So networks of one architecture share a skeleton, and their states can stay on disk.
 """
 
@@ -44,6 +44,7 @@ class Skeleton(Generic[Network]):
         self.module, self.example_inputs = module, example_inputs
         self.splits: dict[tuple[str, ...], Skeleton[Network]] = {}
         self._found: dict[tuple[Any, bool], Symmetry] = {}
+        self._offsets: dict[Any, Offsets] = {}
 
     @cached_property
     def programs(self) -> Sequence[Program]:
@@ -55,10 +56,12 @@ class Skeleton(Generic[Network]):
         """The calls as functions of a state in float64, at several values of their floating inputs."""
         return redrawn_functions(self.programs)
 
-    @cached_property
-    def offsets(self) -> Offsets:
-        """Where a constant can be added to all units."""
-        return find_offsets(self.programs, self.trace({}), read_state(self.module))
+    def find_offsets(self, held: Constants) -> Offsets:
+        """Where a constant can be added to all units if these vectors are constant, whatever the other weights are."""
+        place = frozenset(held.items())
+        if place not in self._offsets:
+            self._offsets[place] = find_offsets(self.programs, self.trace({}), read_state(self.module), held)
+        return self._offsets[place]
 
     @property
     def _vectors(self) -> dict[str, nn.Parameter]:

@@ -9,9 +9,9 @@ from typing import Generic
 
 from torch import nn
 
-from onebasin.matching.gain_folding import find_scale, read_gain
+from onebasin.matching.gain_folding import find_scales, read_gain
 from onebasin.matching.skeletons import Network, Skeleton, copy_structure
-from onebasin.symmetries import Scale, Symmetry
+from onebasin.symmetries import Symmetry
 from onebasin.symmetries.layout import names
 from onebasin.symmetries.verification import compare
 from onebasin.tensors.states import State, Ties
@@ -60,7 +60,7 @@ def untie(skeleton: Skeleton[Network], symmetry: Symmetry, state: State) -> Unti
         return Untied(skeleton, symmetry)
     split = split_tied(skeleton, keys)
     found = split.trace(split.find_constants(state))
-    freed = [key for key in blocked if isinstance(find_scale(found, key), Scale)]
+    freed = [key for key in blocked if not isinstance(find_scales(found, key), str)]
     if not freed:
         return Untied(skeleton, symmetry)
     listed = ", ".join(keys)
@@ -105,7 +105,7 @@ def _find_blocked(symmetry: Symmetry, state: State) -> list[str]:
     """The gains that are not one and have no scale."""
     gains = ((key, read_gain(symmetry, key, state)) for key in symmetry.gains)
     wanted = [key for key, gain in gains if gain is not None and not bool((gain == 1).all())]
-    return [key for key in wanted if isinstance(find_scale(symmetry, key), str)]
+    return [key for key in wanted if isinstance(find_scales(symmetry, key), str)]
 
 
 def _find_tied(model: nn.Module, symmetry: Symmetry, gains: Collection[str]) -> tuple[str, ...]:

@@ -64,9 +64,9 @@ class ScaledTensors:
         return ((value + offset) * total.exp() - offset).to(value.dtype)
 
     def flip(self, key: str, value: Tensor, signs: Mapping[str, Tensor]) -> Tensor:
-        """One tensor, multiplied by numbers that are 1 or -1."""
-        for _, sign in self._spread(key, value, signs, 1.0):
-            value = value * sign.to(value.dtype)
+        """One tensor, multiplied by numbers that are 1 or -1, where their power is odd."""
+        for exponent, sign in self._spread(key, value, signs, 1.0):
+            value = value * sign.to(value.dtype) if exponent % 2 else value
         return value
 
     def exponents(self, key: str) -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ from tests.basis_networks import (
     ConvNeXt,
     D,
     Function,
+    LayerScale,
     LoRA,
     Model,
     PackedAttention,
@@ -34,6 +35,7 @@ from tests.basis_networks import (
     ViewedAttention,
     Windows,
     WithBuffer,
+    randomise_norms,
     with_gains,
 )
 
@@ -128,6 +130,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[tuple[int,
     "parallel": (lambda: Model([Attention(), MLP()], layers(1), "parallel"), TOKENS, [(D, "centred"), *HEAD]),
     "tied embeddings": (Tied, (2, 4), [(D, "orthogonal")]),
     "windows": (Windows, (2, 4, 4, 3), [(D, "centred"), *HEAD]),
+    "LayerScale": (LayerScale, ROWS, [(D, "centred")]),
     "ConvNeXt": (ConvNeXt, IMAGES, []),
     "convolutions": (ConvNet, IMAGES, [(5, "linear")]),
     "low rank": (lambda: Function(nn.Identity()), ROWS, [(D, "linear")]),
@@ -221,6 +224,40 @@ def test_kinds_counted_by_hand(name):
     symmetry = ob.symmetry(model, x, kinds="all")
     found = sorted((symmetry.sizes[basis.group], basis.kind) for basis in symmetry.bases.values())
     assert found == sorted(CASES[name][2])
+
+
+TRAINED: dict[str, list[tuple[int, str]] | None] = {
+    **dict.fromkeys(
+        [
+            "pre-LN", "pre-LN without biases", "norms without gains", "RMSNorm", "RMSNorm by hand", "QK-norm without a gain",
+            "QK-norm with a gain", "RoPE, halves", "RoPE of a part", "RoPE, one head of keys", "RoPE, packed",
+            "grouped queries", "multi-query", "SwiGLU", "parallel", "windows", "LayerScale", "ConvNeXt", "T5",
+            "trap: a table is added",
+        ]
+    ),
+    "post-LN": HEAD,  # what the first norm puts out is added to, and divided by the second: its gain distinguishes units
+    "tied embeddings": [],  # the gain in front of the head would have to be folded into the embedding as well
+    "trap: gains": [(D, "centred")],  # they are gains of norms before layers, which take them up
+}  # fmt: skip
+"""Networks whose gains and offsets are as training leaves them; what is counted in their canonical forms, and None if it is
+what is counted where the gains are one."""
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_kinds_of_canonical_forms_counted_by_hand(name):
+    model, x = make(name)
+    randomise_norms(model, ob.symmetry(model, x, kinds="all").gains)
+    symmetry = ob.symmetry(ob.canonical(model, x).model, x, kinds="all")
+    found = sorted((symmetry.sizes[basis.group], basis.kind) for basis in symmetry.bases.values())
+    expected = TRAINED[name]
+    assert found == sorted(CASES[name][2] if expected is None else expected)
+
+
+def test_the_head_of_a_tied_network_takes_up_a_gain_if_it_is_untied():
+    model, x = make("tied embeddings")
+    randomise_norms(model, ob.symmetry(model, x, kinds="all").gains)
+    form = ob.canonical(model, x, untie=True)
+    assert [basis.kind for basis in ob.symmetry(form.model, x, kinds="all").bases.values()] == ["orthogonal"]
 
 
 SCALES = {
