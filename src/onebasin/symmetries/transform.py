@@ -32,10 +32,10 @@ from onebasin.tensors.states import LazyState, Model, State, StateDict, read_sta
 
 
 class GroupElement(NamedTuple):
-    """What a transform does to the units of one group: they are permuted by the index, then multiplied, then mixed.
+    """What a transform does to the units of one group: they are permuted, then multiplied, then mixed.
 
     Attributes:
-        index: of the permutation, see `Permutation`.
+        permutation: the index, see `Permutation`.
         logarithms: of the scales of the group, by name; a scale that is not there is one.
         matrices: of the bases of the group, by name; a basis that is not there stays as it is.
 
@@ -49,7 +49,7 @@ class GroupElement(NamedTuple):
     (torch.Size([8]), torch.Size([8]), {})
     """
 
-    index: Tensor
+    permutation: Tensor
     logarithms: dict[str, Tensor]
     matrices: dict[str, Tensor]
 
