@@ -16,7 +16,8 @@ PAGE = Path(__file__).parent / "api.md"
 _PROPERTIES = (property, functools.cached_property)
 SECTIONS: dict[str, dict[str, list[str]]] = {
     "Symmetry and permutation": {
-        "onebasin": ["symmetry", "Symmetry", "Group", "Permutation", "Scale", "Basis", "Transform", "UnreachedWarning"]
+        "onebasin": ["symmetry", "Symmetry", "Group", "Permutation", "Scale", "Basis", "Transform", "UnreachedWarning"],
+        "onebasin.symmetries": ["GroupElement"],
     },
     "Alignment": {
         "onebasin": [

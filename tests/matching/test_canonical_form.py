@@ -246,6 +246,20 @@ def test_a_balanced_form_is_smaller_and_computes_the_same():
     assert torch.allclose(model(x), expected, rtol=1e-10, atol=1e-12)
 
 
+def test_gains_that_are_folded_stay_one_in_a_balanced_form():
+    """Also those that no change of basis needs, which have a scale."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    nn.init.uniform_(model[1].weight, 0.5, 2)
+    x = torch.randn(5, 3).double()
+    form = ob.canonical(model, x, balanced=True)
+    assert form.folded == ("1.weight",)
+    assert bool((form.model[1].weight == 1).all())
+    made, read = form.model[3].weight.square().sum(1) + form.model[3].bias.square(), form.model[5].weight.square().sum(0)
+    torch.testing.assert_close(made, read)
+    torch.testing.assert_close(form.model(x), model(x), rtol=1e-10, atol=1e-12)
+
+
 def gemma(kind: str, **changes):
     """A tiny model of the family, in float64, and its inputs."""
     transformers = pytest.importorskip("transformers")

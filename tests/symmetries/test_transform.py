@@ -93,6 +93,23 @@ def test_one_group_alone(case):
     torch.testing.assert_close(run(model, transform.only(name).apply(model), x), model(x), rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("number", range(2))
+def test_what_is_done_to_a_group_is_found_by_its_name(number):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2))
+    transform = ob.Transform.random(ob.symmetry(model, torch.randn(5, 3), kinds="all"))
+    name = ("0.weight", "2.weight")[number]
+    index, logarithms, matrices = transform[name]
+    assert torch.equal(index, transform.permutation[name])
+    assert (list(logarithms), list(matrices)) == (([name], []), ([], [name]))[number]
+    again = ob.Transform(
+        ob.Permutation(transform.symmetry, transform.symmetry.identity().indices | {name: index}), logarithms, matrices
+    )
+    assert again == transform.only(name)
+    with pytest.raises(KeyError, match="of no group"):
+        transform["of no group"]
+
+
 def test_scales_that_do_not_fit_are_refused(case):
     _, _, symmetry = case
     name = next(iter(symmetry.scales))

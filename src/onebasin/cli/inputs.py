@@ -143,7 +143,7 @@ class AlignmentOptions:
     device: str
 
     def holds_models(self, models: CheckpointSet, kinds: Kinds, run: bool = False) -> bool:
-        """Whether networks are loaded: they are run, or scales and bases are learned, as those of small ones are.
+        """Whether networks are loaded: they are run, or scales and bases are learned, as asked for or of small ones.
 
         Other checkpoints are read tensor by tensor, if the method reads them so.
 
@@ -152,7 +152,9 @@ class AlignmentOptions:
             kinds: what the alignment is to find.
             run: something else than the alignment runs them.
         """
-        is_learned = models.checkpoints[0].num_entries <= _LEARNED_UP_TO or self.data is not None
+        scaling = self.arguments.get("scaling")
+        is_wanted = self.data is not None or (scaling is not None and scaling.steps > 0)
+        is_learned = is_wanted or models.checkpoints[0].num_entries <= _LEARNED_UP_TO
         return run or self.runs_networks or (kinds != "permutation" and is_learned)
 
     def load(
@@ -269,8 +271,37 @@ def read_alignment_options(
     return AlignmentOptions(arguments, batches, runs_networks, device)
 
 
-def read_settings(settings: Sequence[str] | None) -> dict[str, Any]:
-    """Options of a method from NAME=VALUE: numbers, true, false and none as such, everything else as text.
+def read_scaling(settings: Sequence[str] | None, kinds: Kinds, objective: str | None) -> ob.Scaling | None:
+    """How scales and bases are learned, from NAME=VALUE; None if nothing is said.
+
+    Args:
+        settings: the values of ``--scaling``.
+        kinds: what the alignment is to find.
+        objective: by name; None for the library's default.
+
+    Raises:
+        ValueError: naming what is no such setting, or has no such value.
+    """
+    if not settings:
+        return None
+    if kinds == "permutation":
+        raise typer.BadParameter("there are no scales to learn: give --symmetry positive or all", param_hint="--scaling")
+    values, names = read_settings(settings, "--scaling"), [field.name for field in dataclasses.fields(ob.Scaling)]
+    for name in values:
+        if name not in names:
+            raise ValueError(f"--scaling has no {name!r}; it has {', '.join(names)}")
+    try:
+        scaling = ob.Scaling(**values)
+    except ValueError as error:
+        raise ValueError(f"--scaling: {error}") from None
+    if scaling.both and objective not in ("midpoint", "random-point"):
+        why = "both=true moves both ends on a loss between them: give --objective midpoint or random-point, and --data"
+        raise typer.BadParameter(why, param_hint="--scaling")
+    return scaling
+
+
+def read_settings(settings: Sequence[str] | None, option: str = "--set") -> dict[str, Any]:
+    """Settings from NAME=VALUE, the values of an option: numbers, true, false and none as such, everything else as text.
 
     >>> read_settings(["steps=50", "lr=1e-2", "capture=false", "order=anchored"])
     {'steps': 50, 'lr': 0.01, 'capture': False, 'order': 'anchored'}
@@ -280,7 +311,7 @@ def read_settings(settings: Sequence[str] | None) -> dict[str, Any]:
     for setting in settings or ():
         name, equals, text = setting.partition("=")
         if not (name.isidentifier() and equals and text):
-            raise typer.BadParameter(f"cannot read {setting!r}: write NAME=VALUE", param_hint="--set")
+            raise typer.BadParameter(f"cannot read {setting!r}: write NAME=VALUE", param_hint=option)
         value: Any = words.get(text.lower(), text)
         for kind in (int, float):
             if isinstance(value, str):

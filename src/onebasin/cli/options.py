@@ -114,8 +114,16 @@ DetectCopy = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    _method("--set", metavar="NAME=VALUE", help="An option of the method: steps=50, max_sweeps=3, ... Repeat for more."),
-]
+    _method("--set", metavar="NAME=VALUE",
+            help="An option of the method: steps=50, max_sweeps=3, ... With auto, of sinkhorn, which is then the method. "
+            "Repeat for more. How scales and bases are learned is set by --scaling."),
+]  # fmt: skip
+Scaling = Annotated[
+    list[str] | None,
+    _method("--scaling", metavar="NAME=VALUE",
+            help="With --symmetry positive or all, how scales and bases are learned after the method: steps=100 (0: none "
+            "is), lr=0.05, basis_lr=0.01, limit=2, both=true (of the target too, on --data). Repeat for more."),
+]  # fmt: skip
 Device = Annotated[str, _method("--device", help="Where to compute: cpu, cuda, ...")]
 RunDevice = Annotated[str, _model("--device", help="Where to run the models: cpu, cuda, ...")]
 

@@ -198,9 +198,10 @@ def place_card(out: Path, like: Checkpoint) -> Path | None:
     return file
 
 
-def describe_canonical(record: RunRecord, path: Path, out: Path) -> ModelCard:
-    """The card of a model in canonical form."""
-    summary = f"{path.name} in canonical form, by onebasin: the gains of norms are folded, and it computes what it did."
+def describe_canonical(record: RunRecord, path: Path, out: Path, further: str = "") -> ModelCard:
+    """The card of a model in canonical form, or with another text on how it was changed `further`."""
+    how = further or "in canonical form, by onebasin: the gains of norms are folded"
+    summary = f"{path.name} {how}, and it computes what it did."
     return record.make_card(out, summary, [(path, "the model")], {})
 
 

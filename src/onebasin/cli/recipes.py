@@ -15,7 +15,7 @@ from onebasin.tensors.files import check_regular
 MAX_RECIPE_BYTES = 2**20
 _MODELS = "models"
 """The field for the checkpoints, which have no option name."""
-_OF_NAMES = ("set", "then-set")
+_OF_NAMES = ("set", "scaling", "then-set")
 """Fields that hold values by name."""
 _OF_WEIGHTS = "layer-weights"
 

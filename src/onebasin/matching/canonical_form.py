@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from onebasin.landscape.batches import find_example
 from onebasin.matching.balancing import balance
 from onebasin.matching.centring import Offsets
-from onebasin.matching.gain_folding import FoldedGains, fold_gains
+from onebasin.matching.gain_folding import FoldedGains, fold_gains, read_gain
 from onebasin.matching.skeletons import Skeleton, check_fits
 from onebasin.matching.untying import TIES_WORDS, split_tied
 from onebasin.matching.untying import untie as find_untied
@@ -217,7 +217,7 @@ def _find(
     if balanced:
         held = moved.load().tie(symmetry.ties)
         keys = [key for key in each_tied_once(parameter_keys(skeleton.module), after) if key not in after.fixed]
-        smallest = balance(after, held, keys).apply(held)
+        smallest = balance(_keep_gains(after, held), held, keys).apply(held)
         _check_exact(compare(skeleton.functions, start, smallest))
         state = given.map(functools.partial(_take, smallest))
     return skeleton, CanonicalForm(
@@ -271,6 +271,13 @@ def _find_exact(
 def _check_exact(difference: float) -> None:
     if not difference < _TOLERANCE:
         raise ValueError("the canonical form of this model changes its function; please report this network")
+
+
+def _keep_gains(symmetry: Symmetry, state: State) -> Symmetry:
+    """A symmetry without the scales that multiply gains which are one."""
+    gains = {key: read_gain(symmetry, key, state) for key in symmetry.gains}
+    ones = {key for key, gain in gains.items() if gain is not None and bool((gain == 1).all())}
+    return replace(symmetry, scales={n: s for n, s in symmetry.scales.items() if s.powers.keys().isdisjoint(ones)})
 
 
 def _widen(key: str, value: Tensor) -> Tensor:

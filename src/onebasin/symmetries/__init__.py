@@ -13,13 +13,14 @@ from onebasin.symmetries.structure import (
     UnreachedWarning,
 )
 from onebasin.symmetries.symmetry import Permutation, Symmetry
-from onebasin.symmetries.transform import Transform
+from onebasin.symmetries.transform import GroupElement, Transform
 
 __all__ = [
     "NEVER_MET",
     "NEVER_READ",
     "Basis",
     "Group",
+    "GroupElement",
     "Permutation",
     "Pin",
     "Place",

@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args, overload
+from typing import Any, NamedTuple, get_args, overload
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,33 @@ from onebasin.tensors.files import load_header, save_tensors
 from onebasin.tensors.states import LazyState, Model, State, StateDict, read_state
 
 
+class GroupElement(NamedTuple):
+    """What a transform does to the units of one group: they are permuted, then multiplied, then mixed.
+
+    Attributes:
+        permutation: the index, see `Permutation`.
+        logarithms: of the scales of the group, by name; a scale that is not there is one.
+        matrices: of the bases of the group, by name; a basis that is not there stays as it is.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import onebasin as ob
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> transform = ob.Transform.random(ob.symmetry(model, torch.zeros(1, 4), kinds="positive"))
+    >>> index, logarithms, matrices = transform["0.weight"]
+    >>> index.shape, logarithms["0.weight"].shape, matrices
+    (torch.Size([8]), torch.Size([8]), {})
+    """
+
+    permutation: Tensor
+    logarithms: dict[str, Tensor]
+    matrices: dict[str, Tensor]
+
+
 class Transform:
     """One element of a symmetry with scales and bases: units are permuted first, then multiplied, then mixed.
+
+    ``transform[group]`` is a `GroupElement`, what it does to the units of one group.
 
     Args:
         permutation: of the units.
@@ -127,11 +152,18 @@ class Transform:
         mixed = f", {len(self.matrices)} changes of basis" if self.matrices else ""
         return f"Transform({self.permutation!r}, {len(self.logarithms)} scales up to e^{largest:.2g}{mixed})"
 
+    def __getitem__(self, group: str) -> GroupElement:
+        """What is done to the units of a group. Pairs of units of a rotary basis are no group: see `matrices`."""
+        return GroupElement(
+            self.permutation[group],
+            {n: v for n, v in self.logarithms.items() if self.symmetry.scales[n].group == group},
+            {n: v for n, v in self.matrices.items() if self.symmetry.bases[n].group == group},
+        )
+
     def only(self, group: str) -> Transform:
         """The same for one group; all others stay as they are."""
-        mine = {n: v for n, v in self.logarithms.items() if self.symmetry.scales[n].group == group}
-        mixed = {n: v for n, v in self.matrices.items() if self.symmetry.bases[n].group == group}
-        return Transform(self.permutation.only(group), mine, mixed, check=False)
+        _, logarithms, matrices = self[group]
+        return Transform(self.permutation.only(group), logarithms, matrices, check=False)
 
     @overload
     def apply(self, model: LazyState) -> LazyState: ...  # pyright: ignore[reportOverlappingOverload]

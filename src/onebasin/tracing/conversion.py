@@ -73,8 +73,9 @@ def to_symmetry(trace: Trace, model: nn.Module, programs: Iterable[Program], kin
     scales = find_scales(trace, names, state) if kinds != "permutation" else {}
     fixed, bases, gains = {}, {}, {}
     if kinds == "all":
-        fixed = _find_fixed(trace, model, names)
-        bases, gains = find_bases(trace, names, groups, state, fixed)
+        filled = _find_filled(trace, model, names)
+        bases, gains = find_bases(trace, names, groups, state, filled)
+        fixed = {key: filled[key] for key in filled if _is_needed(trace.state[trace.aliases.get(key, key)], names, bases)}
         scales = {name: scale for name, scale in scales.items() if _is_apart(scale, bases.values(), fixed)}
     return Symmetry(
         groups=groups,
@@ -90,13 +91,13 @@ def to_symmetry(trace: Trace, model: nn.Module, programs: Iterable[Program], kin
         front_ends=tuple(program.front_end for program in programs),
         scales=scales,
         bases=bases,
-        fixed=fixed if bases else {},
+        fixed=fixed,
         gains=gains,
     )
 
 
-def _find_fixed(trace: Trace, model: nn.Module, names: Mapping[Atom, str]) -> dict[str, float]:
-    """The vectors along the units of a group that are filled with ones, and are taken to stay so.
+def _find_filled(trace: Trace, model: nn.Module, names: Mapping[Atom, str]) -> dict[str, float]:
+    """The vectors along the units of a group that are filled with ones, each with the number that it is filled with.
 
     A vector that is always read with a number added to it is one where the sum is one.
     """
@@ -108,6 +109,15 @@ def _find_fixed(trace: Trace, model: nn.Module, names: Mapping[Atom, str]) -> di
         if value.dim() == 1 and is_along_units and not value.is_meta and bool((value == one).all()):
             found[key] = one
     return found
+
+
+def _is_needed(axes: Axes, names: Mapping[Atom, str], bases: Mapping[str, Basis]) -> bool:
+    """Whether a vector that is filled with ones has to stay so: units that are mixed are along it.
+
+    Changes of sign need no such thing: whatever the numbers are, units are multiplied by them one by one.
+    """
+    mixed = {basis.group for basis in bases.values() if basis.kind != "signed"}
+    return any(names.get(atom) in mixed for axis in axes for atom in leaves(axis))
 
 
 def _is_apart(scale: Scale, bases: Iterable[Basis], fixed: Collection[str]) -> bool:

@@ -1,11 +1,13 @@
 import json
+import re
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import onebasin as ob
 from tests.cli.cli_files import MLP, load, write_llama
-from tests.cli.cli_networks import make_partly_used
+from tests.cli.cli_networks import make_partly_used, make_transformer
 
 
 def test_verify_answers_by_its_exit_code(onebasin, folder):
@@ -64,6 +66,51 @@ def test_a_device_that_is_not_there_is_refused(onebasin, folder):
     ran = onebasin("verify", "a.safetensors", "b.pt", *MLP, "--device", "nowhere")
     assert ran.code == 3
     assert "cannot compute on 'nowhere'" in ran.err
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_difference_that_may_be_rounding_is_told_apart(onebasin, folder, dtype):
+    """From a real one, and from none: the exit code is 0 with a tolerance that allows it, and only then."""
+    model, x = make_transformer()
+    torch.manual_seed(0)
+    rounded = {key: value.to(dtype) for key, value in model.state_dict().items()}
+    transform = ob.Transform.random(ob.symmetry(model, x, kinds="all"), torch.Generator().manual_seed(0))
+    for name, state in {"x.pt": rounded, "y.pt": transform.apply(rounded)}.items():
+        torch.save(state, folder / name)
+    command = ("verify", "x.pt", "y.pt", "--model", "cli_networks:make_transformer")
+    ran = onebasin(*command)
+    assert ran.code == 1
+    assert "same function  not shown" in ran.out
+    name = str(dtype).removeprefix("torch.")
+    assert f"no more than rounding all numbers to {name} does" in ran.err.replace("\n", " ")
+    record = onebasin(*command, "--json").record
+    assert not record["same"]
+    assert 1e-9 < record["difference"] < record["rounding"]
+    tolerance = re.search(r"--tolerance (\S+) takes", record["notes"][-1])
+    assert tolerance is not None
+    assert record["difference"] <= float(tolerance[1]) < 10 * record["difference"]
+    assert onebasin(*command, "--tolerance", tolerance[1]).code == 0
+
+    state = transform.apply(rounded)
+    key = next(key for key, value in state.items() if value.dim() == 2)
+    state[key][0] *= 1 + 64 * torch.finfo(dtype).eps  # a row that is off by 64 of its last digits
+    torch.save(state, folder / "z.pt")
+    ran = onebasin("verify", "x.pt", "z.pt", *command[3:], "--json")
+    assert ran.code == 1
+    assert ran.record["difference"] > ran.record["rounding"] > 0
+    assert ran.record["notes"] == []
+    assert re.search(r"same function  no *\n", onebasin("verify", "x.pt", "z.pt", *command[3:]).out)
+
+
+def test_files_that_differ_in_a_last_digit_are_not_the_same(onebasin, folder):
+    """No tolerance comes from the type of the files: what could be rounding is not shown to be none."""
+    state = load(folder / "b.pt")
+    state["1.weight"][0, 0] *= 1 + 2e-7
+    torch.save(state, folder / "c.pt")
+    ran = onebasin("verify", "a.safetensors", "c.pt", *MLP)
+    assert ran.code == 1
+    assert "same function  not shown" in ran.out
+    assert onebasin("verify", "a.safetensors", "b.pt", *MLP, "--json").record["rounding"] == 0
 
 
 @pytest.mark.cuda

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import onebasin as ob
 from onebasin.programs.calls import read_calls
+from onebasin.symmetries.layout import names as layout_names
 from onebasin.symmetries.transform import TransformedSymmetry
 from onebasin.symmetries.verification import Different, verify_programs
 from onebasin.tensors.states import read_state
@@ -301,6 +302,94 @@ SCALES = {
 def test_scales_counted_by_hand(name):
     model, x = make(name)
     assert len(ob.symmetry(model, x, kinds="positive").scales) == SCALES[name]
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "RoPE" not in name])  # a rotary basis has scales of its own
+def test_a_scale_is_left_out_only_for_a_basis_of_its_units(name):
+    """On a gain that stays one for the basis, or on what the basis mixes. All others that "positive" finds are found."""
+    model, x = make(name)
+    positive, found = (ob.symmetry(model, x, kinds=kinds) for kinds in ("positive", "all"))
+    mixing = {basis.group for basis in found.bases.values() if basis.kind != "signed"}
+    assert found.scales.items() <= positive.scales.items()
+    assert all(scale.group in mixing for n, scale in positive.scales.items() if n not in found.scales)
+    assert all(not mixing.isdisjoint(layout_names(found.layouts[key])) for key in found.fixed)
+
+
+class Inside(nn.Module):
+    """A stream, and a branch with a norm of its own in front of its ReLU."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head, self.before, self.after = nn.Linear(3, D), nn.Linear(D, 2), nn.LayerNorm(D), nn.LayerNorm(D)
+        self.up, self.inside, self.down = nn.Linear(D, 12), nn.LayerNorm(12), nn.Linear(12, D)
+
+    def forward(self, x):
+        x = self.embed(x)
+        return self.head(self.after(x + self.down(self.inside(self.up(self.before(x))).relu())))
+
+
+class Cube(nn.Module):
+    def forward(self, x):
+        return x**3
+
+
+def behind(norm: nn.Module, *further: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, D), norm, *further, nn.Linear(D, 2))
+
+
+def images(norm: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, D, 3), norm, nn.ReLU(), nn.Conv2d(D, 2, 3))
+
+
+FRESH: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str], list[str], list[str]]] = {
+    # scales, bases, and what stays filled with one number
+    "group norm": (lambda: images(nn.GroupNorm(2, D)), IMAGES, ["1.weight:2"], [], []),
+    "group norm, a group for each unit": (lambda: images(nn.GroupNorm(D, D)), IMAGES, ["1.weight"], [], []),
+    "instance norm": (lambda: images(nn.InstanceNorm2d(D, affine=True)), IMAGES, ["1.weight"], [], []),
+    "batch norm": (lambda: images(nn.BatchNorm2d(D)), IMAGES, ["0.weight", "1.weight"], [], []),
+    "layer norm": (lambda: behind(nn.LayerNorm(D), nn.ReLU()), ROWS, ["1.weight"], [], []),
+    "two layer norms": (
+        lambda: behind(nn.LayerNorm(D), nn.ReLU(), nn.Linear(D, D), nn.LayerNorm(D), nn.ReLU()),
+        ROWS,
+        ["1.weight", "4.weight"],
+        [],
+        [],
+    ),
+    "signs need no gain of one": (lambda: behind(nn.RMSNorm(D), Cube()), ROWS, ["1.weight"], ["0.weight"], []),
+    "a norm inside a branch": (Inside, ROWS, ["inside.weight"], ["embed.weight"], ["before.weight", "after.weight"]),
+}
+
+
+@pytest.mark.parametrize("name", FRESH)
+def test_scales_of_fresh_gains(name):
+    """They are free unless a change of basis needs them to be one. The function is that of before in float64."""
+    build, shape, scales, bases, fixed = FRESH[name]
+    torch.manual_seed(0)
+    model, x = build().eval().double(), torch.randn(shape).double()
+    symmetry = ob.symmetry(model, x, kinds="all")
+    assert (list(symmetry.scales), list(symmetry.bases), list(symmetry.fixed)) == (scales, bases, fixed)
+    expected = model(x)
+    transform = ob.Transform.random(symmetry, torch.Generator().manual_seed(1))
+    moved = transform.apply(model)
+    torch.testing.assert_close(torch.func.functional_call(model, moved, x), expected, rtol=1e-9, atol=1e-11)
+    again = transform.apply(moved)  # gains that are not one any more are no obstacle
+    torch.testing.assert_close(torch.func.functional_call(model, again, x), expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", FRESH)
+def test_canonical_forms_of_trained_gains(name):
+    """What is folded is found as in a fresh network, and the transform of the canonical form computes what the model did."""
+    build, shape, scales, bases, _ = FRESH[name]
+    torch.manual_seed(0)
+    model, x = build().eval().double(), torch.randn(shape).double()
+    for value in model.parameters():
+        if value.dim() == 1:
+            nn.init.uniform_(value, 0.5, 1.5)
+    form = ob.canonical(model, x)
+    symmetry = ob.symmetry(form.model, x, kinds="all")
+    assert (list(symmetry.scales), list(symmetry.bases)) == (scales, bases)
+    moved = ob.Transform.random(symmetry, torch.Generator().manual_seed(1)).apply(form.model)
+    torch.testing.assert_close(torch.func.functional_call(model, moved, x), model(x), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize(

@@ -273,6 +273,29 @@ def test_heads():
     assert found == [(["k.weight", "q.bias", "q.weight"], True), (["o.weight", "v.bias", "v.weight"], True)]
 
 
+class Experts(nn.Module):
+    """Experts of ReLU units; each may have a number that its units share."""
+
+    def __init__(self, has_gates):
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(3, 4, 6)), nn.Parameter(torch.randn(3, 6, 2))
+        self.gates = nn.Parameter(torch.randn(3)) if has_gates else None
+
+    def forward(self, x):
+        hidden = torch.einsum("bd,edh->ebh", x, self.up).relu()
+        hidden = hidden if self.gates is None else hidden * self.gates[:, None, None]
+        return torch.einsum("ebh,ehd->bd", hidden, self.down)
+
+
+def test_experts_beside_another_axis_than_their_units():
+    """A scale of experts that those of their units make up is none of its own; one with a gate is, in front or behind."""
+    assert powers(Experts(has_gates=False), torch.randn(5, 4)) == {"up:2": {"up": [1], "down": [-1]}}
+    assert powers(Experts(has_gates=True), torch.randn(5, 4)) == {
+        "up": {"up": [1], "gates": [-1]},
+        "up:2": {"up": [1], "down": [-1]},
+    }
+
+
 class Trap(nn.Module):
     """One hidden layer of ReLU units whose results are read in a way that a scale would change."""
 

@@ -53,8 +53,9 @@ def align(
     ] = None,
     target_out: Annotated[
         Path | None,
-        typer.Option("--target-out", metavar="OUT", help="With --symmetry all, where to write TARGET in canonical form, "
-                     "which the aligned MODEL is aligned to.", rich_help_panel="Output"),
+        typer.Option("--target-out", metavar="OUT", help="Where to write what the aligned MODEL is aligned to: with "
+                     "--symmetry all, TARGET in canonical form; with --scaling both=true, TARGET with scales of its own.",
+                     rich_help_panel="Output"),
     ] = None,
     architecture: options.Architecture = None,
     input_shape: options.InputShape = None,
@@ -78,6 +79,7 @@ def align(
     polish: options.Polish = None,
     detect_copy: options.DetectCopy = True,
     settings: options.Settings = None,
+    scaling: options.Scaling = None,
     device: options.Device = "cpu",
     out_dtype: options.OutType = None,
     engine: options.Engine = None,
@@ -98,7 +100,11 @@ def align(
     basis is changed, as well; for changes of basis both models are taken in canonical form, see onebasin canonical.
     """
     output, dtype = Output(json), find_type(out_dtype)
-    if target_out is not None and kinds != "all":
+    learning = inputs.read_scaling(scaling, kinds, objective)
+    is_moved = learning is not None and learning.both
+    if is_moved and target_out is None:
+        raise typer.BadParameter("both=true changes TARGET too: --target-out writes it", param_hint="--scaling")
+    if target_out is not None and kinds != "all" and not is_moved:
         raise typer.BadParameter(f"TARGET stays as it is with --symmetry {kinds}", param_hint="--target-out")
     if repair is not None and (report is None or data is None):
         raise typer.BadParameter("lines are in the report and are measured on data: give both", param_hint="--repair")
@@ -106,7 +112,7 @@ def align(
     alignment = inputs.read_alignment_options(
         method=method, objective=objective, data=data, loss=loss, settings=settings, device=device,
         low=low, high=high, repaired=repaired, init=[init] if init is not None else [],
-        groups=groups or None, seed=seed, restarts=restarts, polish=polish, detect_copy=detect_copy,
+        groups=groups or None, seed=seed, restarts=restarts, polish=polish, detect_copy=detect_copy, scaling=learning,
     )  # fmt: skip
     running = choose_engine(output, engine, workers, address, memory, device, resume)
     files = inputs.open_files([target, model])
@@ -164,7 +170,8 @@ def align(
         )  # fmt: skip
         if target_out is not None:
             end = outputs.cast_like(fixed, result.target, dtype)
-            other = outputs.describe_canonical(record, target, target_out) if record and target_card else None
+            how = f"scaled by onebasin together with {model.name}, which is aligned to it" if is_moved else ""
+            other = outputs.describe_canonical(record, target, target_out, how) if record and target_card else None
             write_checkpoint(
                 target_out, end, fixed, force, progress, outputs.write_card(other, fixed), dtype=dtype, engine=running
             )

@@ -106,6 +106,7 @@ def merge(
     detect_copy: options.DetectCopy = True,
     init: options.Inits = None,
     settings: options.Settings = None,
+    scaling: options.Scaling = None,
     device: options.Device = "cpu",
     permutations: Annotated[
         Path | None,
@@ -140,6 +141,10 @@ def merge(
         wanted = f"give one for all models, or {len(paths) - 1}: one for each but {paths[0]}"
         raise typer.BadParameter(f"there are {len(init)} starts: {wanted}", param_hint="--init")
     inputs.check_untie(untie, kinds)
+    learning = inputs.read_scaling(scaling, kinds, objective)
+    if learning is not None and learning.both and len(paths) > 2:
+        why = "both=true is for two models; of more, --reference common moves all but the first"
+        raise typer.BadParameter(why, param_hint="--scaling")
     shares = check_weights(_read_weights("--weights", weights), len(paths), normalise=True)
     by_layer = _read_layer_weights(layer_weights)
     parameters = mergekit.read_options(then, then_set, len(paths), {
@@ -149,7 +154,7 @@ def merge(
     alignment = inputs.read_alignment_options(
         method=method, objective=objective, data=data, loss=loss, settings=settings, device=device,
         low=low, high=high, repaired=repaired, init=init or [],
-        groups=groups or None, seed=seed, restarts=restarts, polish=polish, detect_copy=detect_copy,
+        groups=groups or None, seed=seed, restarts=restarts, polish=polish, detect_copy=detect_copy, scaling=learning,
     )  # fmt: skip
     form = _choose_repair(repair, alignment.runs_networks and not (by_layer or then), shares)
     if form not in (None, *DATA_FREE) and alignment.data is None:

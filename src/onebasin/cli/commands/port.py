@@ -66,6 +66,7 @@ def port(
     loss: options.Loss = "cross-entropy",
     seed: options.Seed = 0,
     settings: options.Settings = None,
+    scaling: options.Scaling = None,
     device: options.Device = "cpu",
     force: options.Force = False,
     dry_run: options.DryRun = False,
@@ -82,10 +83,13 @@ def port(
         raise typer.BadParameter("the best of several is chosen on --data", param_hint="--scale")
     if imitate is not None and kinds == "permutation":
         raise typer.BadParameter("scales and bases are learned: give --symmetry positive or all", param_hint="--imitate")
+    learning = inputs.read_scaling(scaling, kinds, objective)
+    if learning is not None and learning.both:
+        raise typer.BadParameter("both=true would change NEW too", param_hint="--scaling")
     imitated = None if imitate == WRITTEN else inputs.read_data(imitate, "train", f"--imitate (or {WRITTEN})")
     alignment = inputs.read_alignment_options(
         method=method, objective=objective, data=data, loss=loss, settings=settings, device=device, seed=seed,
-        low=low, high=high, repaired=repaired,
+        low=low, high=high, repaired=repaired, scaling=learning,
     )  # fmt: skip
     files = inputs.open_files([to, base, fine_tuned])
     is_lora = is_adapter(files[2])

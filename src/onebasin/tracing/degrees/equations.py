@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
 from onebasin.symmetries import Power, Scale
-from onebasin.tracing.axes.terms import Atom, parents_of
+from onebasin.tracing.axes.terms import Atom, parents_of, resolve
 from onebasin.tracing.slots.system import Slots, SlotSystem, TensorSlots, atoms_of
 from onebasin.tracing.trace import Trace
 
@@ -86,12 +86,40 @@ class System(SlotSystem):
             for solution in find_null_space(found, self.equations.get(atom, ())):
                 scale = self._make_scale(atom, solution, taken=scales)
                 scales[scale.name] = scale
-        return {name: scale for name, scale in scales.items() if not self._is_contained(scale, scales.values())}
+        kept: dict[str, Scale] = {}
+        for name, scale in scales.items():
+            if not self._is_contained(scale, scales.values(), kept.values()):
+                kept[name] = scale
+        return kept
 
-    def _is_contained(self, scale: Scale, others: Iterable[Scale]) -> bool:
-        """Whether a scale of a parent does what one of its children does with the same number for all: heads and units."""
+    def _is_contained(self, scale: Scale, scales: Iterable[Scale], kept: Iterable[Scale]) -> bool:
+        """Whether a scale of a parent does what its children do with the same numbers for all: heads and units.
+
+        Scales of the same parent that are kept already may have a part in it.
+        """
         children = {self.names[a] for a in self.names if scale.group in {self.names.get(p) for p in parents_of(a)}}
-        return any(other.group in children and _shape_of(other) == _shape_of(scale) for other in others)
+        below = [other for other in scales if other.group in children]
+        beside = [other for other in kept if other.group == scale.group] if below else []
+        solved: dict[Unknown, dict[Unknown, Fraction]] = {}
+        *_, is_new = [_solve_for(self._form_of(each, scale.group), solved) for each in (*below, *beside, scale)]
+        return not is_new
+
+    def _form_of(self, scale: Scale, group: str) -> Form:
+        """Along which axes of which tensors a scale enters, and to which powers.
+
+        Where its units fill an axis, and differ beside another axis with the units of a group, it enters along that one.
+        """
+        found: dict[Unknown, Fraction] = {}
+        for key, powers in scale.powers.items():
+            entries = sorted((self._find_home(key, power.axis, group), power.exponent) for power in powers)
+            found |= {(key, axis, n): Fraction(exponent) for n, (axis, exponent) in enumerate(entries)}
+        return found
+
+    def _find_home(self, key: str, axis: int, group: str) -> int:
+        key = self.trace.aliases.get(key, key)
+        homes = [n for n, atoms in enumerate(self.list_atoms(key)) if group in map(self.names.get, atoms)]
+        is_filled = isinstance(resolve(self.trace.state[key][axis]), Atom)
+        return homes[0] if len(homes) == 1 and is_filled else axis
 
     def _make_scale(self, atom: Atom, solution: Mapping[Unknown, Fraction], taken: Iterable[str]) -> Scale:
         powers: dict[str, list[Power]] = {}
@@ -113,30 +141,37 @@ class System(SlotSystem):
         return Scale(name, self.names[atom], {key: tuple(entries) for key, entries in powers.items()}, offsets)
 
 
-def _shape_of(scale: Scale) -> dict[str, list[tuple[int, float]]]:
-    """Along which axes of which tensors a scale enters, and to which powers."""
-    return {key: sorted((power.axis, power.exponent) for power in powers) for key, powers in scale.powers.items()}
-
-
 def find_null_space(unknowns: Sequence[Unknown], equations: Iterable[Form]) -> list[dict[Unknown, Fraction]]:
     """A basis of the solutions; each begins with the unknown that it is one at, and those of all others vanish there."""
     order = {unknown: number for number, unknown in enumerate(unknowns)}
     solved: dict[Unknown, dict[Unknown, Fraction]] = {}
     for equation in equations:
-        form = _substitute(equation, solved)
-        if not form:
-            continue
-        pivot = max(form, key=order.__getitem__)
-        rest = {u: -c / form[pivot] for u, c in form.items() if u != pivot}
-        for other, value in solved.items():
-            if pivot in value:
-                solved[other] = _substitute(value, {pivot: rest})
-        solved[pivot] = rest
+        _solve_for(equation, solved, order)
     found = []
     for free in unknowns:
         if free not in solved:
             found.append({free: Fraction(1), **{u: form[free] for u, form in solved.items() if form.get(free)}})
     return [_make_integral(solution) for solution in found]
+
+
+def _solve_for(
+    equation: Form, solved: dict[Unknown, dict[Unknown, Fraction]], order: Mapping[Unknown, int] | None = None
+) -> bool:
+    """Solve an equation for the last of its unknowns in some order, and what is solved already with it.
+
+    Returns:
+        False if it follows from what is solved already.
+    """
+    form = _substitute(equation, solved)
+    if not form:
+        return False
+    pivot = max(form, key=None if order is None else order.__getitem__)
+    rest = {u: -c / form[pivot] for u, c in form.items() if u != pivot}
+    for other, value in solved.items():
+        if pivot in value:
+            solved[other] = _substitute(value, {pivot: rest})
+    solved[pivot] = rest
+    return True
 
 
 def _substitute(form: Form, solved: Mapping[Unknown, Form]) -> dict[Unknown, Fraction]:
