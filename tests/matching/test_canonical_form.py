@@ -321,6 +321,11 @@ def test_gains_on_what_is_added_to_a_stream_stay_and_are_named():
     assert compare_models(form.model, model, inputs) < 1e-9  # with casts to float32 promoted
 
 
+def test_what_is_no_module_is_refused():
+    with pytest.raises(TypeError, match="module must be"):
+        ob.canonical({}, torch.zeros(1, 3), module=3)  # type: ignore[arg-type]
+
+
 def test_what_is_untied_in_one_model_is_untied_in_all():
     torch.manual_seed(0)
     plain, gained, x = Tied().eval(), with_gains(Tied()).eval(), torch.randint(0, 11, (2, 4))

@@ -71,6 +71,16 @@ def test_a_gain_of_zero_stays(entry):
     assert found.left == {"1.weight": "some of the numbers that it multiplies by are zero"}
 
 
+@pytest.mark.parametrize("entry", [float("nan"), float("inf")])
+def test_a_gain_that_is_no_number_stays(entry):
+    model, x = make()
+    symmetry = ob.symmetry(model, x, kinds="all")
+    with torch.no_grad():
+        model[1].weight[2] = entry
+    found = fold_gains(symmetry, StateDict(model.state_dict()), {})
+    assert found.left == {"1.weight": "some of the numbers that it multiplies by are not finite"}
+
+
 def test_functions_of_a_weight_are_not_folded_and_told():
     model, x = make(torch.exp)
     symmetry = ob.symmetry(model, x, kinds="all")

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from onebasin.landscape.batches import find_example
 from onebasin.matching.balancing import balance
 from onebasin.matching.centring import Offsets
+from onebasin.matching.checks import check_module
 from onebasin.matching.gain_folding import FoldedGains, fold_gains, read_gain
 from onebasin.matching.skeletons import Skeleton, check_fits
 from onebasin.matching.untying import TIES_WORDS, split_tied
@@ -131,6 +132,7 @@ def canonical(
 
     Raises:
         ValueError: if the model cannot be traced, or the state is not one of the module.
+        TypeError: if the module is none.
 
     >>> import torch
     >>> from torch import nn
@@ -144,6 +146,7 @@ def canonical(
     >>> torch.allclose(form.model(x), model(x), atol=1e-5)
     True
     """
+    check_module(module)
     if module is None and not isinstance(model, nn.Module):
         raise ValueError("the canonical form of a state is found by tracing: give module=, a module of its architecture")
     if balanced and not isinstance(model, nn.Module):

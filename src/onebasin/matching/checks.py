@@ -180,8 +180,7 @@ def check_call(
             "untie=True is for kinds='all' without symmetry=, where gains are folded into tied tensors: give kinds='all', "
             "or fold them by onebasin.canonical(..., untie=True) first"
         )
-    if module is not None and not isinstance(module, nn.Module):
-        raise TypeError(f"module must be a torch.nn.Module of the architecture of the states, got {type(module).__name__}")
+    check_module(module)
     if scaling is not None and not isinstance(scaling, Scaling):
         raise TypeError(f"scaling must be Scaling(...) or None, got {scaling!r}")
     if scaling is not None and scaling.both and not goal.uses_data:
@@ -240,6 +239,12 @@ def _read_init(init: Any) -> Permutation | Transform | Method | None:
     if not isinstance(init, str) or init not in METHODS:
         raise ValueError(f"init must be a Permutation, a Transform or one of {', '.join(map(repr, METHODS))}, got {init!r}")
     return make_method(init, {})
+
+
+def check_module(module: Any) -> None:
+    """Refuse what is no module to trace in place of states."""
+    if module is not None and not isinstance(module, nn.Module):
+        raise TypeError(f"module must be a torch.nn.Module of the architecture of the states, got {type(module).__name__}")
 
 
 def fit_start(init: Permutation | Transform | Method | None, symmetry: Symmetry) -> Permutation | Transform | Method | None:

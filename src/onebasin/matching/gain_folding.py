@@ -21,6 +21,7 @@ from onebasin.symmetries.multiplication import scale_shape, scaled_tensors
 from onebasin.symmetries.scales import ScaledTensors
 
 _ZEROS = "some of the numbers that it multiplies by are zero"
+_NOT_FINITE = "some of the numbers that it multiplies by are not finite"
 _SIGNS = "some of the numbers that it multiplies by are negative, and what reads it depends on their signs"
 _BY_FUNCTION = "units are multiplied by a function of it, and not by itself"
 _NO_SCALE = "it cannot be multiplied without changing what reads it"
@@ -110,7 +111,9 @@ def fold_gains(
         found = find_scales(symmetry, key)
         if isinstance(found, str):
             left[key] = reasons.get(key, found)
-        elif not bool((gain != 0).all()) or not bool(gain.isfinite().all()):
+        elif not bool(gain.isfinite().all()):
+            left[key] = _NOT_FINITE
+        elif not bool((gain != 0).all()):
             left[key] = _ZEROS
         elif key in rigid:
             left[key] = _SIGNS
