@@ -28,13 +28,35 @@ def test_a_repair_that_does_not_lower_the_loss_is_not_kept():
     models = [mlp(seed) for seed in range(2)]
     told, kept = [], []
     for sign in (1, -1):  # the repaired merge has the larger outputs
-        loss = ob.Midpoint(lambda output, _, sign=sign: sign * output.square().mean())
+        loss = ob.Midpoint(lambda output, _, sign=sign: sign * output.square().mean(), repaired=True)
         options = {"example_inputs": X, "objective": loss, "data": [(X, None)], "method": "weight-matching"}
         merged, plain = ob.merge(models, on_repair=told.append, **options), ob.merge(models, repair=None, **options)
         kept.append(same(merged, plain))
     assert kept == [True, False]
     assert told[0] is None
     assert told[1].repaired == ("0", "2")
+
+
+@pytest.mark.parametrize(("repair", "seen"), [("auto", True), ("repair", True), ("norms", False), (None, False)])
+@pytest.mark.parametrize("kinds", ["permutation", "positive"])
+def test_alignments_see_the_networks_that_repair_makes(repair, seen, kinds):
+    models = [mlp(seed) for seed in range(2)]
+    options = {"data": [(X, None)], "kinds": kinds, "repair": repair, "scaling": Scaling(steps=2)}
+    merged, expected = (
+        ob.merge(models, objective=ob.Midpoint(lambda output, _: -output.square().mean(), repaired=repaired), **options)
+        for repaired in (None, seen)
+    )
+    assert same(merged, expected)
+
+
+@pytest.mark.parametrize("start", [{"groups": ["*"]}, {}])
+def test_alignments_with_an_objective_start_from_transforms(start):
+    models = [mlp(seed) for seed in range(2)]
+    symmetry = ob.symmetry(models[0], X, kinds="positive")
+    init = ob.Transform.random(symmetry, torch.Generator().manual_seed(0))
+    loss = ob.Midpoint(lambda output, _: output.square().mean())
+    options = {"objective": loss, "data": [(X, None)], "kinds": "positive", "scaling": Scaling(steps=2), **start}
+    assert isinstance(ob.merge(models, init=init, **options), nn.Module)
 
 
 def test_a_network_without_layers_to_repair_is_merged_as_it_is():

@@ -235,7 +235,7 @@ def read_alignment_options(
     init: Sequence[str] = (),
     low: float | None = None,
     high: float | None = None,
-    repaired: bool = False,
+    repaired: bool | None = None,
     **arguments: Any,
 ) -> AlignmentOptions:
     """Read the options of an alignment, and refuse those that do not fit together.
@@ -250,7 +250,7 @@ def read_alignment_options(
         init: names of methods, or files with permutations or transforms; one, or one for each model that is moved.
         low: the smallest weight of the moved network in the points of the objective; None for the library's default.
         high: the largest, likewise.
-        repaired: take the loss of an objective with the statistics put right.
+        repaired: take the loss of an objective with the statistics put right; None where `merge` repairs.
         **arguments: of `onebasin.align`, as they are.
 
     Raises:
@@ -322,14 +322,14 @@ def read_settings(settings: Sequence[str] | None, option: str = "--set") -> dict
 
 
 def _read_objective(
-    name: str | None, loss: Any, low: float | None, high: float | None, repaired: bool
+    name: str | None, loss: Any, low: float | None, high: float | None, repaired: bool | None
 ) -> ob.Objective | None:
     if name != "random-point" and not (low is None and high is None):
         why = "only --objective random-point draws points between two weights"
         option = "--high" if low is None else "--low"
         raise typer.BadParameter(f"{why}, and it is {name or 'not given'}", param_hint=option)
     if name is None or name == "weight-distance":
-        if repaired:
+        if repaired is not None:
             why = "only --objective midpoint and random-point take the loss of networks"
             raise typer.BadParameter(f"{why}, and it is {name or 'not given'}", param_hint="--repaired")
         return None if name is None else ob.WeightDistance()

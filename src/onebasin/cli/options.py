@@ -80,9 +80,9 @@ High = Annotated[
             help="With --objective random-point, the largest weight of the moved network in the points. By default 1."),
 ]  # fmt: skip
 Repaired = Annotated[
-    bool,
-    _method("--repaired", help="With --objective midpoint or random-point, take the loss of networks without norms with "
-            "their statistics put right, as --repair does afterwards."),
+    bool | None,
+    _method("--repaired/--not-repaired", help="With --objective midpoint or random-point, take the loss of networks without "
+            "norms with their statistics put right, as --repair does afterwards. By default where merge repairs."),
 ]  # fmt: skip
 Init = Annotated[
     str | None,

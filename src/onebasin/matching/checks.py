@@ -313,6 +313,6 @@ def find_symmetry(
         return symmetry
     if example_inputs is None or not isinstance(model, nn.Module):
         raise ValueError("give example_inputs= to trace the model with, and of states module=; or symmetry=")
-    if model is module:
+    if module is not None and model is module:
         check_alike(read_state(models[0]), read_state(module), "the state", "module=")
     return trace(model, example_inputs, kinds=kinds)

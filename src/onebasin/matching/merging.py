@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Unpack, cast, get_args
 
 from torch import Tensor, nn
@@ -55,11 +56,12 @@ def merge(
         weights: of the models in the average; equal if None. They are scaled to sum to one.
         repair: how to correct the statistics of the merged model: a form of `onebasin.repair` by its name, measured on
             `data`; or batches of data for the form "repair"; or None to leave the merged model as it is. "auto" takes that
-            form where there is data and something to repair. If the objective has a loss, the repaired model is kept only if
-            its loss on the first four batches is lower. States, merges with `layer_weights`, negative weights or changes of
-            basis, and batch norms where a batch has a single example are not repaired by default. Named, and with
-            ``kinds="positive"``, the form "repair" merges the normalised twins of networks without norms, see
-            `onebasin.landscape.normalised_twin`, and folds the norms into the weights; callbacks are given the twins.
+            form where there is data and something to repair. If the objective has a loss, alignments look at repaired
+            networks (see `Midpoint.repaired`), and the repaired model is kept only if its loss on the first four batches is
+            lower. States, merges with `layer_weights`, negative weights or changes of basis, and batch norms where a batch
+            has a single example are not repaired by default. Named, and with ``kinds="positive"``, the form "repair" merges
+            the normalised twins of networks without norms (`onebasin.landscape.normalised_twin`), and folds the norms into
+            the weights; callbacks are given the twins.
         symmetry: from `onebasin.symmetry` or `Symmetry.from_axes`. One written by hand is verified if inputs are known.
         method: how to align; see `onebasin.align`.
         reference: what the models are aligned to. "first": every model to the first. "mean": from there, every model in turn
@@ -119,6 +121,9 @@ def merge(
         models, symmetry, notes = canonicalise(models, example_inputs, call.data, untie, module)
     symmetry = find_symmetry(models, example_inputs, symmetry, call.data, kinds, module)
     plan = plan.for_networks(models, symmetry, seed)
+    if options.get("objective") is not None and not symmetry.bases:
+        options = {**options, "objective": plan.see(call.objective, starts, call.groups)}
+        call = replace(call, objective=options["objective"])
     if plan.wants_twins(models, symmetry, seed):
         _check_twins(call, starts)
         twins = plan.make_twins(models, symmetry, seed)

@@ -19,7 +19,7 @@ from onebasin.landscape.normalised_twin import has_twin, make_twin
 from onebasin.matching.problem import MovedBatches
 from onebasin.matching.recommendation import AUTO
 from onebasin.relaxation.objectives import Midpoint, Objective, RandomPoint
-from onebasin.symmetries import Symmetry
+from onebasin.symmetries import Symmetry, Transform
 from onebasin.tensors.seeding import seeded
 from onebasin.tensors.states import Model, StateDict, read_state
 from onebasin.torch_internals import tree_leaves
@@ -55,6 +55,19 @@ class RepairPlan:
         if self.form is None or not self.is_default or self._finds_statistics(models, symmetry, seed):
             return self
         return replace(self, form=None)
+
+    def see(self, objective: Objective, starts: Sequence[Any], groups: Sequence[str] | None) -> Objective:
+        """An objective for the alignments: if it leaves that open, it sees networks with corrected statistics, as the merge.
+
+        Args:
+            objective: of the call.
+            starts: of the alignments. Scales of some of the groups are not scales of a normalised twin.
+            groups: patterns of the groups to decide.
+        """
+        is_partial = groups is not None and any(isinstance(start, Transform) for start in starts)
+        if objective.repaired is not None or self.form is None or self.form in DATA_FREE or is_partial:
+            return objective
+        return replace(cast(Any, objective), repaired=True)
 
     def _finds_statistics(self, models: Sequence[Model], symmetry: Symmetry, seed: int) -> bool:
         """Whether there are statistics to repair, and units have a basis of their own to be repaired in.

@@ -38,7 +38,7 @@ class Objective(ABC):
         can_be_captured: whether a call does the same operations each time and never waits for the device, so that a CUDA
             graph can hold it.
         data: batches that were given with the objective, if any.
-        repaired: whether it is to see networks whose statistics are corrected, see `Midpoint`.
+        repaired: whether it is to see networks whose statistics are corrected, see `Midpoint`; None if that is left open.
         floor: no permutation costs less: one that costs this is the best there is.
 
     >>> import torch
@@ -58,7 +58,7 @@ class Objective(ABC):
     needs_target: ClassVar[bool] = False
     can_be_captured: ClassVar[bool] = False
     data: Iterable[Any] | None = None
-    repaired: bool = False
+    repaired: bool | None = False
     floor: float = -math.inf
 
     @abstractmethod
@@ -201,7 +201,7 @@ class _OnTheLine(Objective):
 
     loss: Loss
     data: Iterable[Any] | None = None
-    repaired: bool = False
+    repaired: bool | None = None
     model: nn.Module | None = None
 
     needs_data: ClassVar[bool] = True
@@ -211,8 +211,8 @@ class _OnTheLine(Objective):
     def __post_init__(self) -> None:
         if not callable(self.loss):
             raise TypeError(f"loss must be a function loss(output, target) -> scalar, got {self.loss!r}")
-        if not isinstance(self.repaired, bool):
-            raise TypeError(f"repaired must be True or False, got {self.repaired!r}")
+        if self.repaired is not None and not isinstance(self.repaired, bool):
+            raise TypeError(f"repaired must be True or False, or None to leave it open; got {self.repaired!r}")
 
     def bind(self, model: Model) -> Self:
         """Take a private copy of the architecture."""
@@ -253,9 +253,10 @@ class Midpoint(_OnTheLine):
     Attributes:
         loss: ``loss(output, target)``.
         data: an iterable of (inputs, target) batches, read many times; may be given to `align` instead.
-        repaired: whether `align` evaluates the networks with REPAIR at each point: a network without norms is replaced by
-            its normalised twin (see `onebasin.landscape.normalised_twin`), so that the collapse of variance on the
-            line, which `repair` undoes afterwards, does not decide. Batch norms use the statistics of the batch in any case.
+        repaired: whether the networks are evaluated with REPAIR at each point: a network without norms is replaced by its
+            normalised twin (see `onebasin.landscape.normalised_twin`), so that the collapse of variance on the line, which
+            `repair` undoes afterwards, does not decide. If None, where `merge` repairs what it made, and not in `align`.
+            Batch norms use the statistics of the batch in any case.
         model: the architecture, in eval mode except for its batch norms, which use the statistics of the batch: those stored
             with either endpoint would be wrong in between. `align` sets it.
 

@@ -68,7 +68,7 @@ def align(
     objective: options.Objective = None,
     low: options.Low = None,
     high: options.High = None,
-    repaired: options.Repaired = False,
+    repaired: options.Repaired = None,
     data: options.Data = None,
     loss: options.Loss = "cross-entropy",
     repair: options.LineRepair = None,

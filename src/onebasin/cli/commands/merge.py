@@ -96,7 +96,7 @@ def merge(
     objective: options.Objective = None,
     low: options.Low = None,
     high: options.High = None,
-    repaired: options.Repaired = False,
+    repaired: options.Repaired = None,
     data: options.Data = None,
     loss: options.Loss = "cross-entropy",
     groups: options.Groups = None,

@@ -61,7 +61,7 @@ def port(
     objective: options.Objective = None,
     low: options.Low = None,
     high: options.High = None,
-    repaired: options.Repaired = False,
+    repaired: options.Repaired = None,
     data: options.Data = None,
     loss: options.Loss = "cross-entropy",
     seed: options.Seed = 0,
