@@ -10,6 +10,13 @@ from tests.basis_networks import D, Function
 X = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
 
 
+def write(x, change):
+    """A copy of a tensor that is written to."""
+    result = x.clone()
+    change(result)
+    return result
+
+
 def find(between):
     """The kinds of bases, and how many scales there are if scales are all that is looked for."""
     torch.manual_seed(0)
@@ -36,6 +43,11 @@ def find(between):
         lambda x: torch.cat([torch.zeros(1, D).to(x), x]),
         lambda x: torch.stack([torch.zeros_like(x), x], 1),
         lambda x: x.tensor_split(2, 0)[0],
+        lambda x: write(x, lambda y: y[0].zero_()),
+        lambda x: write(x, lambda y: y[1:3].fill_(0.0)),
+        lambda x: write(x, lambda y: y[1:3].copy_(x[:2].flip(0))),
+        lambda x: write(x, lambda y: y[-1].copy_(x[0])),
+        lambda x: write(torch.zeros(5, D).to(x), lambda y: y[:2].copy_(x[:2])),
         lambda x: torch.cat(x.tensor_split(2, 1)[::-1], 1),
     ],
 )
@@ -53,6 +65,10 @@ def test_what_moves_whole_rows_commutes_with_any_matrix(between):
         (lambda x: x.roll(1), []),
         (lambda x: torch.hstack([x[None], torch.tanh(x)[None]])[0], ["signed"]),
         (lambda x: torch.vstack([x, torch.tanh(x)]), ["signed"]),
+        (lambda x: write(x, lambda y: y[0].fill_(1.0)), ["centred"]),
+        (lambda x: write(x, lambda y: y[0].copy_(torch.arange(D))), []),
+        (lambda x: write(x, lambda y: y[0].copy_(torch.tanh(x[1]))), ["signed"]),
+        (lambda x: write(x, lambda y: y[:, : D // 2].zero_()), []),
         (lambda x: torch.cat([torch.ones(1, D).to(x), x]), ["centred"]),
         (lambda x: torch.cat([torch.arange(D)[None].to(x), x]), []),
     ],

@@ -3,11 +3,13 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import onebasin as ob
 from tests.basis_networks import D, Function
 from tests.cases import Fn, weight
 
+GRID = torch.tensor([[[[0.0, -0.3], [0.0, 0.4]]]])
 X = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
 
 
@@ -32,6 +34,8 @@ class Written(nn.Module):
         lambda x, w: torch.einsum("ni,oi->no", x, w),
         lambda x, w: (x[:, None, :] * w).sum(-1),
         lambda x, w: nn.functional.conv1d(x.unsqueeze(-1), w.unsqueeze(-1)).squeeze(-1),
+        lambda x, w: torch.tensordot(x, w, dims=([1], [1])),
+        torch.inner,
         lambda x, w: torch.bmm(x[None], w.T[None])[0],
         lambda x, w: torch.stack([torch.mv(w, row) for row in x]) if len(x) < 5 else x @ w.T,
         lambda x, w: nn.functional.bilinear(x, torch.ones(len(x), 1).to(x), w[..., None]),
@@ -55,6 +59,15 @@ def kinds(model, x=X) -> list[str]:
         (lambda x: x.cumsum(0), ["linear"]),
         (lambda x: x.cumsum(1), []),
         (lambda x: x.cumprod(0), []),
+        (lambda x: torch.outer(torch.arange(len(x)).to(x), x[0]), ["linear"]),
+        (lambda x: torch.outer(x.norm(dim=-1), x[0]), ["orthogonal"]),
+        (lambda x: F.pad(x.mT[None], (1, 1), mode="reflect")[0].mT, ["linear"]),
+        (lambda x: F.pad(x.mT[None], (1, 1), mode="replicate")[0].mT, ["linear"]),
+        (lambda x: F.pad(x.mT[None], (1, 1), mode="circular")[0].mT, ["linear"]),
+        (lambda x: F.pad(x, (0, 0, 1, 1)), ["linear"]),
+        (lambda x: F.pad(x, (0, 0, 1, 1), value=1.0), []),
+        (lambda x: F.unfold(x.mT[None, :, :, None], (2, 1)).view(1, D, 2, -1)[0, :, 1].mT, ["linear"]),
+        (lambda x: F.grid_sample(x.mT[None, :, :, None], GRID.to(x), align_corners=False)[0, :, 0].mT, ["linear"]),
         (lambda x: torch.lerp(x, x.flip(0), 0.3), ["linear"]),
         (lambda x: torch.lerp(x, x.flip(0), torch.rand(5, 1).to(x)[: len(x)]), ["linear"]),
         (lambda x: torch.lerp(x, x.flip(0), torch.linspace(0, 1, D).to(x)), []),

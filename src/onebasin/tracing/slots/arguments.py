@@ -13,7 +13,7 @@ from onebasin.programs.shapes import bind_arguments
 from onebasin.tracing.slots.system import Slots, SlotSystem, TensorSlots
 from onebasin.tracing.trace import Arguments, NotCovered, operation_name
 
-_ZEROS = ("zeros", "zeros_like", "new_zeros")
+_ZEROS = ("zeros", "zeros_like", "new_zeros", "zero", "zero_")
 _FILLING = (*_ZEROS, "full")
 """Operations that make tensors of one number. In a recording a constant that was filled with any number is ``full``."""
 _COPIES = ("detach", "alias", "lift_fresh", "clone", "contiguous", "expand", "to", "_to_copy", "type_as")
@@ -117,7 +117,10 @@ def is_filled_with_zeros(value: Node, program: Program) -> bool:
     """The same for a tensor of a program."""
     value = _find_original(value)
     if value.op == "call_function":
-        return operation_name(value) in _ZEROS
+        if operation_name(value) not in ("fill", "fill_"):
+            return operation_name(value) in _ZEROS
+        number = bind_arguments(value)["value"]
+        return is_filled_with_zeros(number, program) if isinstance(number, Node) else number == 0
     making, given = value.meta.get("making"), program.given.get(value.name)
     if making is None or not isinstance(given, Tensor) or given.is_meta:
         return False

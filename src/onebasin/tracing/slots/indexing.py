@@ -8,6 +8,7 @@ with any matrix there, and one that differs with factors of single units alone.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from onebasin.tracing.rules.indexing import has_masks
 from onebasin.tracing.slots.arguments import Rule, SlotArguments, equate_operands, is_zero, pad, weigh
@@ -79,7 +80,7 @@ def _index_add(system: SlotSystem, args: SlotArguments) -> TensorSlots:
 
 
 def _join(
-    system: SlotSystem, args: SlotArguments, name: str, target: TensorSlots, source: TensorSlots, along: Collection[int]
+    system: SlotSystem, args: SlotArguments, name: str, target: TensorSlots, source: Any, along: Collection[int]
 ) -> TensorSlots:
     """What is written to, with what is written: they change in the same way beside the axes that are written along."""
     if is_zero(args, name):

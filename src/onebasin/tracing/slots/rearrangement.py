@@ -9,7 +9,7 @@ from typing import Any
 from onebasin.programs.shapes import bind_arguments
 from onebasin.tracing.axes.terms import Atom
 from onebasin.tracing.rules.rearrangement import RULES as REARRANGEMENT
-from onebasin.tracing.slots.arguments import Rule, SlotArguments, is_filled_with_zeros, pad
+from onebasin.tracing.slots.arguments import Rule, SlotArguments, is_filled_with_zeros, is_zero, pad
 from onebasin.tracing.slots.system import Segments, Slots, SlotSystem, TensorSlots, atoms_of, list_parts
 from onebasin.tracing.trace import NotCovered
 
@@ -145,6 +145,23 @@ def _stack(system: SlotSystem, args: SlotArguments) -> TensorSlots:
     return tuple(joined)
 
 
+def _replace_part(system: SlotSystem, args: SlotArguments) -> TensorSlots:
+    """A range or an entry of an axis is replaced: beside that axis, what is written changes as what is there."""
+    dim, source = args.dim, args["src"]
+    source = source if len(source) == len(args.input) else (*source[:dim], (), *source[dim:])
+    system.forbid(args.input[dim], source[dim])
+    kept = [tensor for name, tensor in (("input", args.input), ("src", source)) if not is_zero(args, name)] or [source]
+    return tuple(
+        args.expected[number] if number == dim else system.equate(*column)
+        for number, column in enumerate(zip(*kept, strict=True))
+    )
+
+
+def _copy(system: SlotSystem, args: SlotArguments) -> TensorSlots:
+    """The shape of one tensor, the entries of another."""
+    return pad(args["src"], len(args.expected))
+
+
 def _exchange(name: str) -> Rule:
     """Axes in another order, as the rule for axes has it: it does not look into them."""
     rule = REARRANGEMENT[name]
@@ -166,6 +183,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("split", "split_with_sizes", "chunk", "tensor_split"), _split),
     **dict.fromkeys(("cat", "concat", "concatenate"), _concatenate),
     **dict.fromkeys(("hstack", "vstack", "row_stack", "dstack", "column_stack"), _concatenate_stack),
+    **dict.fromkeys(("slice_scatter", "select_scatter"), _replace_part),
+    "copy": _copy,
     "stack": _stack,
     "unbind": _unbind,
     **dict.fromkeys(("roll", "flip"), lambda system, args: args.input),  # along axes that are pinned

@@ -142,6 +142,30 @@ def _bilinear(system: SlotSystem, args: SlotArguments) -> TensorSlots:
     return _add_bias(system, _contract(system, operands, [*batch, "out"]), -1, args.get("bias"))
 
 
+def _tensordot(system: SlotSystem, args: SlotArguments) -> TensorSlots:
+    """A product summed over some axes of both tensors."""
+    x, y = args.input, args["other"]
+    left, right = [("left", i) for i in range(len(x))], [("right", i) for i in range(len(y))]
+    for number, (i, j) in enumerate(zip(args["dims_self"], args["dims_other"], strict=True)):
+        left[i], right[j] = ("sum", number), ("sum", number)
+    return _contract(system, [(x, left), (y, right)], [letter for letter in [*left, *right] if letter[0] != "sum"])
+
+
+def _inner(system: SlotSystem, args: SlotArguments) -> TensorSlots:
+    """A product summed over the last axes."""
+    x, y = args.input, args["other"]
+    if not x or not y:
+        return x or y
+    left, right = [("left", i) for i in range(len(x) - 1)], [("right", i) for i in range(len(y) - 1)]
+    return _contract(system, [(x, [*left, "inner"]), (y, [*right, "inner"])], [*left, *right])
+
+
+def _outer(system: SlotSystem, args: SlotArguments) -> TensorSlots:
+    """The outer product of two vectors."""
+    (rows,), (columns,) = (value for value in args.values() if isinstance(value, tuple))
+    return (rows, columns)
+
+
 def _grouped_mm(system: SlotSystem, args: SlotArguments) -> TensorSlots:
     """Rows that are sorted by expert, each multiplied by the matrix of its own."""
     operands: list[TensorSlots] = [value for value in args.values() if isinstance(value, tuple)]
@@ -170,6 +194,20 @@ def _convolution(system: SlotSystem, args: SlotArguments) -> TensorSlots:
     system.forbid(*weight[2:], *spatial)
     result = (*batch, produced, *args.expected[len(batch) + 1 :])
     return _add_bias(system, result, len(batch), args.get("bias"))
+
+
+def _sample(system: SlotSystem, args: SlotArguments) -> TensorSlots:
+    """An image read between its positions, at coordinates."""
+    batch, channels, *positions = args.input
+    system.forbid(batch, *positions, *args["grid"])
+    return (args.expected[0], channels, *args.expected[2:])
+
+
+def _unfold(system: SlotSystem, args: SlotArguments) -> TensorSlots:
+    """The windows of an image: channels stand beside the positions in a window."""
+    *batch, channels, rows, columns = args.input
+    system.forbid(rows, columns)
+    return (*batch, channels, args.expected[-1])
 
 
 def _embedding(system: SlotSystem, args: SlotArguments) -> TensorSlots:
@@ -239,13 +277,16 @@ RULES: dict[str, Rule] = {
         keep,
     ),
     **dict.fromkeys(
-        ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"),
+        ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "zero", "fill"),
         _read_shape,
     ),
     **{f"{kind}_pool{n}d": keep for n in (1, 2, 3) for kind in ("avg", "adaptive_avg", "_adaptive_avg")},
     **{f"upsample_{mode}{n}d": keep for n in (1, 2, 3)
        for mode in ("nearest", "linear", "bilinear", "trilinear", "bicubic")},
     **dict.fromkeys(("pad", "constant_pad_nd"), _keep_linear),
+    **{f"{mode}_pad{n}d": keep for mode in ("reflection", "replication") for n in (1, 2, 3)},
+    **dict.fromkeys(("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"), _sample),
+    "im2col": _unfold,
     **dict.fromkeys(("add", "sub", "subtract", "rsub"), add_operands),
     **dict.fromkeys(("mul", "multiply"), _multiply_operands),
     **dict.fromkeys(("div", "divide", "true_divide"), _divide_operands),
@@ -257,6 +298,9 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("addmm", "baddbmm"), _addmm),
     "einsum": _einsum,
     "bilinear": _bilinear,
+    "tensordot": _tensordot,
+    "inner": _inner,
+    "outer": _outer,
     **dict.fromkeys(EXPERTS, _grouped_mm),
     **{f"{name}{n}d": _convolution for name in ("conv", "conv_transpose") for n in (1, 2, 3)},
     "convolution": _convolution,
