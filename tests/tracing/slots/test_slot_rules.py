@@ -34,7 +34,7 @@ class Written(nn.Module):
         lambda x, w: torch.einsum("ni,oi->no", x, w),
         lambda x, w: (x[:, None, :] * w).sum(-1),
         lambda x, w: nn.functional.conv1d(x.unsqueeze(-1), w.unsqueeze(-1)).squeeze(-1),
-        lambda x, w: torch.tensordot(x, w, dims=([1], [1])),
+        lambda x, w: torch.tensordot(x, w.T, dims=1),
         torch.inner,
         lambda x, w: torch.bmm(x[None], w.T[None])[0],
         lambda x, w: torch.stack([torch.mv(w, row) for row in x]) if len(x) < 5 else x @ w.T,
@@ -87,6 +87,16 @@ def kinds(model, x=X) -> list[str]:
 def test_sums_of_products(between, expected):
     torch.manual_seed(0)
     assert kinds(Function(between)) == expected
+
+
+def test_the_branch_of_a_gated_unit_that_is_no_gate_changes_its_sign_and_its_scale():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 2 * D), nn.GLU(), nn.Linear(D, 2))
+    assert kinds(model) == ["signed"]
+    (scale,) = ob.symmetry(model, X, kinds="positive").scales.values()
+    assert {key: [power.number for power in powers] for key, powers in scale.powers.items()} == {
+        "0.weight": [0], "0.bias": [0], "2.weight": [0]
+    }  # fmt: skip
 
 
 def test_both_operands_of_a_bilinear_map_have_a_basis():

@@ -68,6 +68,17 @@ def _add_product(system: SlotSystem, args: SlotArguments) -> TensorSlots:
     return tuple(system.equate(*([added] * num_added), combine(*pair)) for added, *pair in align_operands(args))
 
 
+def _gate(system: SlotSystem, args: SlotArguments) -> TensorSlots:
+    """First * sigmoid(second), for the two halves of an axis."""
+    axis = args.input[args.dim]
+    first, second = axis[: len(axis) // 2], axis[len(axis) // 2 :]
+    if atoms_of(first) != atoms_of(second):
+        raise NotCovered("halves of different structures")
+    system.forbid(second)
+    gated = system.multiply(first, system.constant(atoms_of(second)))
+    return (*args.input[: args.dim], gated, *args.input[args.dim + 1 :])
+
+
 def _accumulate(system: SlotSystem, args: SlotArguments) -> TensorSlots:
     """Sums of all entries up to each."""
     system.forbid(args.input[args.dim])
@@ -292,6 +303,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("div", "divide", "true_divide"), _divide_operands),
     **dict.fromkeys(("addcmul", "addcdiv"), _add_product),
     "lerp": _interpolate,
+    "glu": _gate,
     "cumsum": _accumulate,
     "linear": _linear,
     **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot", "vdot"), _matmul),
