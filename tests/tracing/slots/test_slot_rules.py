@@ -99,6 +99,16 @@ def test_the_branch_of_a_gated_unit_that_is_no_gate_changes_its_sign_and_its_sca
     }  # fmt: skip
 
 
+def test_a_gate_fixes_what_its_units_stand_beside():
+    """Its sigmoid is taken of what another axis scales."""
+    torch.manual_seed(0)
+    members = {"first": weight(4, 3), "gated": weight(1, 2 * D), "read": weight(4)}
+    model = Fn(lambda self, x: F.glu((x @ self.first.mT)[..., None] * self.gated[0], -1).mT @ self.read, **members)
+    symmetry = ob.symmetry(model, torch.randn(3), kinds="all", verify=False)
+    assert "first" not in {key for basis in symmetry.bases.values() for key in basis.places}
+    assert "first" not in {key for scale in symmetry.scales.values() for key in scale.powers}
+
+
 def test_both_operands_of_a_bilinear_map_have_a_basis():
     torch.manual_seed(0)
     model = Fn(

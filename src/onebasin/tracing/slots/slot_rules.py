@@ -74,7 +74,7 @@ def _gate(system: SlotSystem, args: SlotArguments) -> TensorSlots:
     first, second = axis[: len(axis) // 2], axis[len(axis) // 2 :]
     if atoms_of(first) != atoms_of(second):
         raise NotCovered("halves of different structures")
-    system.forbid(second)
+    system.forbid(second, *(other for number, other in enumerate(args.input) if number != args.dim))
     gated = system.multiply(first, system.constant(atoms_of(second)))
     return (*args.input[: args.dim], gated, *args.input[args.dim + 1 :])
 
