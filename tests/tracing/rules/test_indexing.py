@@ -18,6 +18,10 @@ CASES = [
     (lambda self, x: self.last(self.first(x).gather(0, torch.zeros(1, 8).long())), [8]),
     (lambda self, x: self.last(self.first(x).gather(1, torch.arange(8).expand(3, 8))), []),
     (lambda self, x: self.last(self.first(x).take_along_dim(torch.arange(8)[None], 1)), []),
+    (lambda self, x: self.last(self.first(x).take_along_dim(torch.tensor([[2], [0]]), 0)), [8]),
+    (lambda self, x: self.last(self.first(x)[None].take_along_dim(torch.tensor([2, 0]).view(2, 1, 1), 1)), [8]),
+    (lambda self, x: self.last(self.first(x).take_along_dim(torch.randint(3, (2, 8)), 0)), []),
+    (lambda self, x: self.last(self.first(x).take_along_dim(torch.arange(24)).view(3, 8)), []),
     (lambda self, x: self.last(self.first(x).repeat_interleave(torch.tensor([1, 2, 1]), 0, output_size=4)), []),
 ]
 

@@ -6,6 +6,7 @@ from torch import nn
 
 import onebasin as ob
 from tests.basis_networks import Function
+from tests.cases import Fn
 
 
 class Unknown(nn.Module):
@@ -37,6 +38,16 @@ def test_an_operation_without_a_rule_forbids_what_it_reads_and_nothing_else():
 @pytest.mark.parametrize("kinds", ["positive", "all"])
 def test_nothing_passes_through_whole_numbers(function, kinds):
     symmetry = ob.symmetry(Function(function), torch.randn(5, 3), verify=False, kinds=kinds)
+    assert not symmetry.bases
+    assert not symmetry.scales
+
+
+@pytest.mark.parametrize("kinds", ["positive", "all"])
+def test_parameters_of_whole_numbers_are_permuted_and_no_more(kinds):
+    first = nn.Parameter(torch.randint(-5, 5, (4, 3)), requires_grad=False)
+    model = Fn(lambda self, x: self.second(x @ self.first.to(x).mT), first=first, second=nn.Linear(4, 2))
+    symmetry = ob.symmetry(model, torch.randn(2, 3), kinds=kinds)
+    assert list(symmetry.groups) == ["first"]
     assert not symmetry.bases
     assert not symmetry.scales
 

@@ -13,10 +13,11 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from onebasin.programs.shapes import bind_arguments
-from onebasin.tracing.bases.classes import FROZEN, UNIFORM, Freedom, Paired, System
+from onebasin.tracing.bases.classes import FROZEN, Freedom, Paired, System
 from onebasin.tracing.rules.recurrent import list_cells
 from onebasin.tracing.slots import slot_rules as slots
-from onebasin.tracing.slots.slot_rules import Rule, SlotArguments, align_operands, reduce
+from onebasin.tracing.slots.arguments import Rule, SlotArguments
+from onebasin.tracing.slots.slot_rules import reduce
 from onebasin.tracing.slots.system import Segments, Slots, TensorSlots, atoms_of
 from onebasin.tracing.trace import NotCovered
 
@@ -56,28 +57,6 @@ def _note_gain(system: System, args: SlotArguments, argument: str) -> None:
         return
     neutral = None if source.offset is None else 1 - source.offset
     system.gains[source.key] = neutral if system.gains.get(source.key, neutral) == neutral else None
-
-
-def _divide(system: System, args: SlotArguments) -> TensorSlots:
-    """By what is the same along the axes of the dividend."""
-    if args.get("rounding_mode"):
-        raise NotCovered("a quotient is rounded")
-    result = []
-    for dividend, *divisors in align_operands(args):
-        system.forbid(*(axis for axis in divisors if any(state != UNIFORM for _, state in axis)))
-        for divisor in divisors:
-            dividend = system.multiply(dividend, divisor)
-        result.append(dividend)
-    return tuple(result)
-
-
-def _expand(system: System, args: SlotArguments) -> TensorSlots:
-    """New axes stand in front; what was one entry is the same everywhere."""
-    padded = ((),) * (len(args.expected) - len(args.input)) + args.input
-    return tuple(
-        axis if axis else tuple((atom, UNIFORM) for atom, _ in wanted)
-        for axis, wanted in zip(padded, args.expected, strict=True)
-    )
 
 
 def _norm(freedom: Freedom) -> Rule:
@@ -260,8 +239,6 @@ RULES: dict[str, Rule] = {
     "pow": _power,
     **dict.fromkeys(("clamp", "clip"), _clamp),
     **dict.fromkeys(("mul", "multiply"), _multiply),
-    **dict.fromkeys(("div", "divide", "true_divide"), _divide),
-    **dict.fromkeys(("expand", "expand_as"), _expand),
     "layer_norm": _norm(Freedom.CENTRED),
     "rms_norm": _norm(Freedom.ORTHOGONAL),
     "linalg_vector_norm": _length,

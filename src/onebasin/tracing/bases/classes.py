@@ -159,6 +159,12 @@ class System(SlotSystem):
             return self.constant(atoms_of(first))
         return tuple((atom, self._pair(atom, x, y)) for (atom, x), (_, y) in zip(first, second, strict=True))
 
+    def divide(self, first: Slots, second: Slots) -> Slots:
+        """By what is the same along the axes of the dividend."""
+        if any(state != UNIFORM for _, state in second):
+            self.forbid(second)
+        return self.multiply(first, second)
+
     def _pair(self, atom: Atom, x: object, y: object) -> object:
         if UNIFORM in (x, y):
             return y if x == UNIFORM else x

@@ -62,6 +62,10 @@ class System(SlotSystem):
         self.forbid(first, second)
         return self.constant(atoms_of(first))
 
+    def divide(self, first: Slots, second: Slots) -> Slots:
+        """The difference of degrees."""
+        return self.multiply(first, tuple((atom, times(form, -1)) for atom, form in second))
+
     def contract(self, first: Slots, second: Slots) -> None:
         """Require that degrees add up to zero."""
         self.forbid(self.multiply(first, second))

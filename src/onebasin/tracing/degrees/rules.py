@@ -9,21 +9,14 @@ import math
 from fractions import Fraction
 from typing import Any
 
-from torch import Tensor
-from torch.fx import Node
-
-from onebasin.programs.shapes import bind_arguments
 from onebasin.tracing.degrees.equations import System, times
 from onebasin.tracing.slots import slot_rules as slots
-from onebasin.tracing.slots.slot_rules import COMPARISONS, Rule, SlotArguments, align_operands, keep, reduce
-from onebasin.tracing.slots.system import TensorSlots, atoms_of
-from onebasin.tracing.trace import NotCovered, operation_name
+from onebasin.tracing.slots.arguments import Rule, SlotArguments, equate_operands
+from onebasin.tracing.slots.indexing import choose
+from onebasin.tracing.slots.slot_rules import COMPARISONS, keep, reduce
+from onebasin.tracing.slots.system import TensorSlots
+from onebasin.tracing.trace import NotCovered
 
-_ZEROS = ("zeros", "zeros_like", "new_zeros")
-_FILLING = (*_ZEROS, "full")
-"""Operations that make tensors of one number. In a recording a constant that was filled with any number is ``full``."""
-_COPIES = ("detach", "alias", "lift_fresh", "clone", "expand")
-"""Operations whose result has the entries of their only operand."""
 _FINEST_POWER = 4
 """The largest denominator of a power: scales have whole ones, which would grow with it."""
 
@@ -33,75 +26,27 @@ def _prelu(system: System, args: SlotArguments) -> TensorSlots:
     return args.input
 
 
-def _is_zero(args: SlotArguments, argument: str) -> bool:
-    """Whether an operand is the number zero, or a tensor of zeros that the module makes: a factor does not change it.
-
-    A table that a module keeps does not count: it may be a state that is not set yet.
-    """
-    value = bind_arguments(args.node).get(argument)
-    if not isinstance(value, Node):
-        return isinstance(value, int | float) and value == 0
-    value = _find_original(value)
-    if value.op == "call_function":
-        return operation_name(value) in _ZEROS
-    making, given = value.meta.get("making"), args.program.given.get(value.name)
-    if making is None or not isinstance(given, Tensor) or given.is_meta:
-        return False
-    making = _find_original(making)
-    is_number = "numbers" in making.meta and given.dim() == 0
-    is_filled = making.op == "call_function" and operation_name(making) in _FILLING
-    return (is_number or is_filled) and not bool(given.any())
-
-
-def _find_original(node: Node) -> Node:
-    while node.op == "call_function" and operation_name(node) in _COPIES:
-        (node,) = node.all_input_nodes
-    return node
-
-
-def _equate_operands(system: System, args: SlotArguments, *names: str) -> TensorSlots:
-    """Operands that are compared with each other have equal degrees. Zero and infinity have any."""
-    operands = []
-    for name in names:
-        value = args.get(name)
-        if isinstance(value, tuple) and not _is_zero(args, name):
-            operands.append(((),) * (len(args.expected) - len(value)) + value)
-        elif isinstance(value, int | float) and value != 0 and not math.isinf(value):
-            raise NotCovered("compared with a number")
-    return tuple(system.equate(*column) for column in zip(*operands, strict=True))
+_ANY_SCALE = (0.0, math.inf, -math.inf)
+"""Numbers that no positive factor changes."""
 
 
 def _bound(*names: str) -> Rule:
     """The largest or the smallest of some operands, entry by entry."""
-    return lambda system, args: _equate_operands(system, args, *names)
+    return lambda system, args: equate_operands(system, args, names, _ANY_SCALE)
 
 
 def _extreme(system: System, args: SlotArguments) -> Any:
     """max(x, y) is elementwise, max(x) reduces everything, and max(x, dim) also returns where the maximum was found."""
     if "other" in args:
-        return _equate_operands(system, args, "input", "other")
+        return equate_operands(system, args, ("input", "other"), _ANY_SCALE)
     found = reduce(system, args)
     return [found, args.expected[1]] if isinstance(args.expected, list) else found
 
 
 def _compare(system: System, args: SlotArguments) -> TensorSlots:
     """Which of two operands is larger stays so if both are multiplied by one positive number."""
-    _equate_operands(system, args, "input", "other")
+    equate_operands(system, args, ("input", "other"), _ANY_SCALE)
     return args.expected
-
-
-def _choose(condition: str, *names: str) -> Rule:
-    """Entries of several operands, by a condition that no factor changes."""
-
-    def rule(system: System, args: SlotArguments) -> TensorSlots:
-        system.forbid(*args[condition])
-        found = _equate_operands(system, args, *names)
-        chosen = ((),) * (len(found) - len(args[condition])) + args[condition]
-        return tuple(
-            system.multiply(system.constant(atoms_of(axis)), entries) for axis, entries in zip(chosen, found, strict=True)
-        )
-
-    return rule
 
 
 def _threshold(system: System, args: SlotArguments) -> TensorSlots:
@@ -153,17 +98,6 @@ def _length(system: System, args: SlotArguments) -> TensorSlots:
     if args.get("ord", args.get("p", 2)) == 0:
         raise NotCovered("entries are counted")
     return reduce(system, args)
-
-
-def _divide(system: System, args: SlotArguments) -> TensorSlots:
-    if args.get("rounding_mode"):
-        raise NotCovered("a quotient is rounded")
-    result = []
-    for first, *others in align_operands(args):
-        for other in others:
-            first = system.multiply(first, tuple((atom, times(form, -1)) for atom, form in other))
-        result.append(first)
-    return tuple(result)
 
 
 def _batch_norm(system: System, args: SlotArguments) -> TensorSlots:
@@ -229,8 +163,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("maximum", "minimum", "fmax", "fmin"), _bound("input", "other")),
     **dict.fromkeys(("max", "min"), _extreme),
     **dict.fromkeys(COMPARISONS, _compare),
-    "where": _choose("condition", "input", "other"),
-    "masked_fill": _choose("mask", "input", "value"),
+    "where": choose("condition", ("input", "other"), _ANY_SCALE),
+    "masked_fill": choose("mask", ("input", "value"), _ANY_SCALE),
     **dict.fromkeys(("sign", "sgn"), _sign),
     "square": _power(2),
     "pow": _power(None),
@@ -240,7 +174,6 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("std", "std_mean"), _spread(1)),
     **dict.fromkeys(("var", "var_mean"), _spread(2)),
     "linalg_vector_norm": _length,
-    **dict.fromkeys(("div", "divide", "true_divide"), _divide),
     "batch_norm": _batch_norm,
     **dict.fromkeys(("layer_norm", "rms_norm"), _trailing_norm),
     **dict.fromkeys(("group_norm", "instance_norm"), _group_norm),

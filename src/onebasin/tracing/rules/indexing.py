@@ -6,7 +6,7 @@ from onebasin.programs.shapes import bind_arguments
 from onebasin.tracing.axes.terms import ONE, Axes
 from onebasin.tracing.axes.unification import narrow
 from onebasin.tracing.rules.elementwise import broadcast
-from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, replace_axis
+from onebasin.tracing.trace import Arguments, NotCovered, Rule, Trace, insert_axis, replace_axis
 
 _REASON = "an index selects along it"
 
@@ -73,4 +73,21 @@ def gather(trace: Trace, args: Arguments) -> Axes:
     return tuple(joined.get(d, i if d == dim else trace.pinned(i.size, _REASON)) for d, i in enumerate(chosen))
 
 
-RULES: dict[str, Rule] = {"index": index, "index_select": index_select, "gather": gather}
+def take_along_dim(trace: Trace, args: Arguments) -> Axes:
+    """As gather, but the other axes are broadcast."""
+    axes, chosen = args.input, args["indices"]
+    if args["dim"] is None or len(axes) != len(chosen):
+        raise NotCovered("no axis is named, or the index has another number of axes")
+    dim = args.dim
+    trace.pin_order(axes, [dim], _REASON)
+    trace.scope(*replace_axis(chosen, dim))
+    others = broadcast(trace, replace_axis(axes, dim), replace_axis(chosen, dim))
+    return insert_axis(others, dim, chosen[dim])
+
+
+RULES: dict[str, Rule] = {
+    "index": index,
+    "index_select": index_select,
+    "gather": gather,
+    "take_along_dim": take_along_dim,
+}

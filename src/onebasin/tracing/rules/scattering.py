@@ -79,6 +79,8 @@ def _fill_masked(trace: Trace, args: Arguments, indexed: list[int]) -> Axes:
     if len(indexed) > 1 or any(axis.size > 1 for axis in values):
         raise NotCovered("a mask selects where different numbers are written")
     start, mask = indexed[0], args["indices"][indexed[0]]
+    if any(a.size != b.size for a, b in zip(axes[start : start + len(mask)], mask, strict=True)):
+        raise NotCovered("the mask has another shape")  # tensors without values allow it
     return (*axes[:start], *trace.join_axes(axes[start : start + len(mask)], mask), *axes[start + len(mask) :])
 
 

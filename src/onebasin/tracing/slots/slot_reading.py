@@ -13,7 +13,8 @@ from torch.fx.node import map_arg
 from onebasin.programs.graph import Program
 from onebasin.programs.shapes import bind_arguments
 from onebasin.torch_internals import find_schema
-from onebasin.tracing.slots.slot_rules import COMPARISONS, TAKES_SEGMENTS, Rule, SlotArguments
+from onebasin.tracing.slots.arguments import Rule, SlotArguments
+from onebasin.tracing.slots.slot_rules import COMPARISONS, TAKES_SEGMENTS
 from onebasin.tracing.slots.system import Segments, SlotSystem, atoms_of, list_parts
 from onebasin.tracing.trace import NotCovered, iterate_tensors, operation_name
 
@@ -49,8 +50,12 @@ class Reading:
         if not isinstance(node.meta.get("val"), Tensor):
             return self.axes[node]
         key = self.system.trace.aliases.get(name, name)
-        if kind in (InputKind.PARAMETER, InputKind.BUFFER) and key in self.system.trace.state:
-            return self.system.read(key)
+        if kind not in (InputKind.PARAMETER, InputKind.BUFFER) or key not in self.system.trace.state:
+            return self.system.make_constant(self.axes[node])
+        found = self.system.read(key)
+        if not _rounds(node):
+            return found
+        self.system.forbid(*(part for axis in found for part in list_parts(axis)))
         return self.system.make_constant(self.axes[node])
 
     def _call(self, node: Node) -> Any:
@@ -90,7 +95,7 @@ class Reading:
 
 
 def _rounds(node: Node) -> bool:
-    """Whether an operation makes whole numbers or truth values: no factor and no matrix passes through that."""
+    """Whether a value is of whole numbers or truth values: no factor and no matrix passes through an operation with them."""
     values = node.meta.get("val")
     first = values[0] if isinstance(values, list | tuple) and values else values
     return isinstance(first, Tensor) and not (first.is_floating_point() or first.is_complex())

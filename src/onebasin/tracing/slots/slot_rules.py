@@ -2,47 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
-from torch.fx import Node
-
-from onebasin.programs.graph import Program
-from onebasin.programs.shapes import bind_arguments
-from onebasin.tracing.axes.terms import Atom
 from onebasin.tracing.rules.contraction import Letters, einsum_letters, matmul_letters
-from onebasin.tracing.rules.rearrangement import RULES as REARRANGEMENT
-from onebasin.tracing.slots.system import Segments, Slots, SlotSystem, TensorSlots, atoms_of, list_parts
-from onebasin.tracing.trace import Arguments, NotCovered
-
-
-class SlotArguments(Arguments):
-    """The arguments of an operation by the names of its schema, tensors as `TensorSlots`.
-
-    Attributes:
-        expected: the result with its atoms, as a constant.
-        program: of the operation.
-    """
-
-    def __init__(self, values: Mapping[str, Any], node: Node, expected: Any, program: Program):
-        super().__init__(values, node)
-        self.expected, self.program = expected, program
-
-    @property
-    def input(self) -> Any:
-        """The slots of the first operand."""
-        return self["input"]
-
-    def key(self, argument: str) -> str | None:
-        """The state key of an argument that is a parameter or buffer by itself."""
-        node = bind_arguments(self.node).get(argument)
-        return self.program.keys.get(node.name) if isinstance(node, Node) else None
-
-
-Rule = Callable[[Any, SlotArguments], Any]
-"""Adds what an operation requires to a system, and returns the slots of the result. Where the result has other atoms than
-expected, or the rule raises `NotCovered`, everything along the axes of the operands is forbidden."""
+from onebasin.tracing.rules.experts import RULES as EXPERTS
+from onebasin.tracing.slots import indexing, rearrangement
+from onebasin.tracing.slots.arguments import Rule, SlotArguments, align_operands, equate_operands, is_zero, weigh
+from onebasin.tracing.slots.system import Slots, SlotSystem, TensorSlots, atoms_of
+from onebasin.tracing.trace import NotCovered
 
 
 def keep(system: SlotSystem, args: SlotArguments) -> Any:
@@ -62,32 +30,15 @@ def _read_shape(system: SlotSystem, args: SlotArguments) -> TensorSlots:
     return args.expected
 
 
-def _expand(system: SlotSystem, args: SlotArguments) -> TensorSlots:
-    """New axes stand in front."""
-    return ((),) * (len(args.expected) - len(args.input)) + args.input
-
-
-def _repeat_interleave(system: SlotSystem, args: SlotArguments) -> TensorSlots:
-    """Every entry of an axis repeated in place."""
-    if "input" not in args or not isinstance(args["repeats"], int) or args["dim"] is None:
-        raise NotCovered("no fixed number of repeats along one axis")
-    return args.input
-
-
-def align_operands(args: SlotArguments) -> list[list[Slots]]:
-    """For each axis of an elementwise result the slots of the operands that have it."""
-    num_axes = len(args.expected)
-    operands = [value for value in args.values() if isinstance(value, tuple)]
-    padded = [((),) * (num_axes - len(value)) + value for value in operands]
-    return [list(column) for column in zip(*padded, strict=True)]
-
-
 def add_operands(system: SlotSystem, args: SlotArguments) -> TensorSlots:
     """A sum; a number that is added changes what is added to."""
-    added = args.get("other")
-    if isinstance(added, int | float) and added != 0:
-        raise NotCovered("a number is added")
-    return tuple(system.equate(*column) for column in align_operands(args))
+    return equate_operands(system, args, ("input", "other"))
+
+
+def _interpolate(system: SlotSystem, args: SlotArguments) -> TensorSlots:
+    """X + w (y - x)."""
+    found = equate_operands(system, args, ("input", "end"))
+    return weigh(system, args["weight"], found) if isinstance(args["weight"], tuple) else found
 
 
 def _multiply_operands(system: SlotSystem, args: SlotArguments) -> TensorSlots:
@@ -97,6 +48,41 @@ def _multiply_operands(system: SlotSystem, args: SlotArguments) -> TensorSlots:
             first = system.multiply(first, other)
         result.append(first)
     return tuple(result)
+
+
+def _divide_operands(system: SlotSystem, args: SlotArguments) -> TensorSlots:
+    if args.get("rounding_mode"):
+        raise NotCovered("a quotient is rounded")
+    result = []
+    for first, *others in align_operands(args):
+        for other in others:
+            first = system.divide(first, other)
+        result.append(first)
+    return tuple(result)
+
+
+def _add_product(system: SlotSystem, args: SlotArguments) -> TensorSlots:
+    """A tensor plus the product or the quotient of two others."""
+    combine = system.divide if args.operation.startswith("addcdiv") else system.multiply
+    num_added = 0 if is_zero(args, "input") else 1
+    return tuple(system.equate(*([added] * num_added), combine(*pair)) for added, *pair in align_operands(args))
+
+
+def _gate(system: SlotSystem, args: SlotArguments) -> TensorSlots:
+    """First * sigmoid(second), for the two halves of an axis."""
+    axis = args.input[args.dim]
+    first, second = axis[: len(axis) // 2], axis[len(axis) // 2 :]
+    if atoms_of(first) != atoms_of(second):
+        raise NotCovered("halves of different structures")
+    system.forbid(second, *(other for number, other in enumerate(args.input) if number != args.dim))
+    gated = system.multiply(first, system.constant(atoms_of(second)))
+    return (*args.input[: args.dim], gated, *args.input[args.dim + 1 :])
+
+
+def _accumulate(system: SlotSystem, args: SlotArguments) -> TensorSlots:
+    """Sums of all entries up to each."""
+    system.forbid(args.input[args.dim])
+    return args.input
 
 
 def _contract(system: SlotSystem, operands: Sequence[tuple[TensorSlots, Letters]], result: Letters) -> TensorSlots:
@@ -159,6 +145,49 @@ def _einsum(system: SlotSystem, args: SlotArguments) -> TensorSlots:
     return _contract(system, list(zip(args["tensors"], letters, strict=True)), result)
 
 
+def _bilinear(system: SlotSystem, args: SlotArguments) -> TensorSlots:
+    batch = [("batch", i) for i in range(len(args.expected) - 1)]
+    operands = [
+        (args["input1"], [*batch, "left"]), (args["input2"], [*batch, "right"]), (args["weight"], ["out", "left", "right"])
+    ]  # fmt: skip
+    return _add_bias(system, _contract(system, operands, [*batch, "out"]), -1, args.get("bias"))
+
+
+def _tensordot(system: SlotSystem, args: SlotArguments) -> TensorSlots:
+    """A product summed over some axes of both tensors."""
+    x, y = args.input, args["other"]
+    left, right = [("left", i) for i in range(len(x))], [("right", i) for i in range(len(y))]
+    for number, (i, j) in enumerate(zip(args["dims_self"], args["dims_other"], strict=True)):
+        left[i], right[j] = ("sum", number), ("sum", number)
+    return _contract(system, [(x, left), (y, right)], [letter for letter in [*left, *right] if letter[0] != "sum"])
+
+
+def _inner(system: SlotSystem, args: SlotArguments) -> TensorSlots:
+    """A product summed over the last axes."""
+    x, y = args.input, args["other"]
+    if not x or not y:
+        return x or y
+    left, right = [("left", i) for i in range(len(x) - 1)], [("right", i) for i in range(len(y) - 1)]
+    return _contract(system, [(x, [*left, "inner"]), (y, [*right, "inner"])], [*left, *right])
+
+
+def _outer(system: SlotSystem, args: SlotArguments) -> TensorSlots:
+    """The outer product of two vectors."""
+    (rows,), (columns,) = (value for value in args.values() if isinstance(value, tuple))
+    return (rows, columns)
+
+
+def _grouped_mm(system: SlotSystem, args: SlotArguments) -> TensorSlots:
+    """Rows that are sorted by expert, each multiplied by the matrix of its own."""
+    operands: list[TensorSlots] = [value for value in args.values() if isinstance(value, tuple)]
+    if list(map(len, operands)) != [2, 3, 1]:
+        raise NotCovered("only rows of one matrix, grouped by offsets, are covered")
+    rows, weights, offsets = operands
+    system.forbid(rows[0], weights[0], *offsets)
+    system.contract(rows[1], weights[1])
+    return (args.expected[0], weights[2])
+
+
 def _convolution(system: SlotSystem, args: SlotArguments) -> TensorSlots:
     x, weight, groups = args.input, args["weight"], args["groups"]
     num_spatial = len(weight) - 2
@@ -178,10 +207,33 @@ def _convolution(system: SlotSystem, args: SlotArguments) -> TensorSlots:
     return _add_bias(system, result, len(batch), args.get("bias"))
 
 
+def _sample(system: SlotSystem, args: SlotArguments) -> TensorSlots:
+    """An image read between its positions, at coordinates."""
+    batch, channels, *positions = args.input
+    system.forbid(batch, *positions, *args["grid"])
+    return (args.expected[0], channels, *args.expected[2:])
+
+
+def _unfold(system: SlotSystem, args: SlotArguments) -> TensorSlots:
+    """The windows of an image: channels stand beside the positions in a window."""
+    *batch, channels, rows, columns = args.input
+    system.forbid(rows, columns)
+    return (*batch, channels, args.expected[-1])
+
+
 def _embedding(system: SlotSystem, args: SlotArguments) -> TensorSlots:
     rows, *units = args["weight"]
     system.forbid(rows, *args["indices"])
     return (*args["indices"], *units)
+
+
+def _embedding_bag(system: SlotSystem, args: SlotArguments) -> list[TensorSlots]:
+    """Sums or means of bags of rows."""
+    if args["mode"] == 2:
+        raise NotCovered("the largest of each bag")
+    rows, units = args["weight"]
+    system.forbid(rows, *args["indices"], *args["offsets"], *(args["per_sample_weights"] or ()))
+    return [(args.expected[0][0], units), *args.expected[1:]]
 
 
 def _attention(system: SlotSystem, args: SlotArguments) -> Any:
@@ -227,144 +279,48 @@ def reduce(system: SlotSystem, args: SlotArguments) -> TensorSlots:
     return tuple(() if number in dims else slots for number, slots in enumerate(args.input))
 
 
-def _reshape(system: SlotSystem, args: SlotArguments) -> TensorSlots:
-    """Atoms keep their order in memory."""
-    has_segments = [any(isinstance(axis, Segments) for axis in tensor) for tensor in (args.input, args.expected)]
-    if has_segments == [False, False]:
-        return _deal(list(itertools.chain(*args.input)), args.expected)
-    if has_segments == [False, True]:
-        return _cut(system, list(itertools.chain(*args.input)), args.expected)
-    kept = iter([axis for axis in args.input if axis])  # axes of one entry come and go, all others stay as they are
-    return tuple(next(kept, ()) if wanted else () for wanted in args.expected)
-
-
-def _cut(system: SlotSystem, flat: Sequence[tuple[Atom, Any]], expected: TensorSlots) -> TensorSlots:
-    """An axis of equal segments, such as queries, keys and values, becomes an axis of its own and those beside it."""
-    count = next(len(axis) for axis in expected if isinstance(axis, Segments))
-    if len(flat) % count:
-        raise NotCovered("segments of different structures")
-    size = len(flat) // count
-    beside = []
-    for number in range(count):
-        wanted = tuple(axis[number] if isinstance(axis, Segments) else axis for axis in expected)
-        beside.append(_deal(flat[number * size : (number + 1) * size], wanted))
-    return tuple(
-        Segments(parts) if isinstance(axis, Segments) else system.equate(*parts)
-        for axis, parts in zip(expected, zip(*beside, strict=True), strict=True)
-    )
-
-
-def _deal(flat: Sequence[tuple[Atom, Any]], expected: TensorSlots) -> TensorSlots:
-    if [atom for atom, _ in flat] != [atom for slots in expected for atom, _ in slots]:
-        raise NotCovered("reshaped across its structure")
-    rest = iter(flat)
-    return tuple(tuple(itertools.islice(rest, len(slots))) for slots in expected)
-
-
-def _select_part(system: SlotSystem, args: SlotArguments) -> TensorSlots:
-    """A slice: along the axis that is cut the part that has the atoms of the result."""
-    if len(args.expected) != len(args.input):
-        return _take_entry(system, args, args["index"], args.expected)
-    return tuple(_part(slots, atoms_of(wanted)) for slots, wanted in zip(args.input, args.expected, strict=True))
-
-
-def _take_entry(system: SlotSystem, args: SlotArguments, index: int, expected: TensorSlots) -> TensorSlots:
-    """One entry of an axis. Beside it, an axis of segments is the one of that number."""
-    system.forbid(*list_parts(args.input[args.dim]))
-    extent = args.node.all_input_nodes[0].meta["val"].shape[args.dim]
-    if any(isinstance(axis, Segments) and len(axis) != extent for axis in args.input):
-        raise NotCovered("segments of another axis")
-    kept = [axis for number, axis in enumerate(args.input) if number != args.dim]
-    return tuple(
-        axis[index] if isinstance(axis, Segments) and not isinstance(wanted, Segments) else axis
-        for axis, wanted in zip(kept, expected, strict=True)
-    )
-
-
-def _unbind(system: SlotSystem, args: SlotArguments) -> list[TensorSlots]:
-    return [_take_entry(system, args, index, wanted) for index, wanted in enumerate(args.expected)]
-
-
-def _part(slots: Slots, wanted: tuple[Atom, ...]) -> Slots:
-    atoms = atoms_of(slots)
-    found = [n for n in range(len(atoms) - len(wanted) + 1) if atoms[n : n + len(wanted)] == wanted]
-    if len(found) != 1 and wanted:
-        raise NotCovered("a part that cannot be told from others")
-    return slots[found[0] : found[0] + len(wanted)] if wanted else ()
-
-
-def _split(system: SlotSystem, args: SlotArguments) -> list[TensorSlots]:
-    dim, result, taken = args.dim, [], 0
-    for part in args.expected:
-        count = len(part[dim])
-        result.append((*args.input[:dim], args.input[dim][taken : taken + count], *args.input[dim + 1 :]))
-        taken += count
-    return result
-
-
-def _concatenate(system: SlotSystem, args: SlotArguments) -> TensorSlots:
-    tensors = [tensor for tensor in args["tensors"] if len(tensor) == len(args.expected)]  # an empty vector fits anything
-    dim = args["dim"] % len(args.expected)
-    columns = zip(*tensors, strict=True)
-    return tuple(
-        tuple(itertools.chain(*column)) if number == dim else system.equate(*column) for number, column in enumerate(columns)
-    )
-
-
-def _stack(system: SlotSystem, args: SlotArguments) -> TensorSlots:
-    joined = [system.equate(*column) for column in zip(*args["tensors"], strict=True)]
-    joined.insert(args["dim"] % len(args.expected), ())
-    return tuple(joined)
-
-
-def _exchange(name: str) -> Rule:
-    """Axes in another order, as the rule for axes has it: it does not look into them."""
-    rule = REARRANGEMENT[name]
-    return lambda system, args: rule(system.trace, args)
-
-
 RULES: dict[str, Rule] = {
+    **rearrangement.RULES,
+    **indexing.RULES,
     **dict.fromkeys(
         ("neg", "negative", "positive", "clone", "contiguous", "to", "_to_copy", "detach", "alias", "lift_fresh",
          "lift_fresh_copy", "type_as"),
         keep,
     ),
-    **dict.fromkeys(("roll", "flip"), keep),  # entries move along axes that are pinned
     **dict.fromkeys(
-        ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"),
+        ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "zero", "fill"),
         _read_shape,
     ),
     **{f"{kind}_pool{n}d": keep for n in (1, 2, 3) for kind in ("avg", "adaptive_avg", "_adaptive_avg")},
     **{f"upsample_{mode}{n}d": keep for n in (1, 2, 3)
        for mode in ("nearest", "linear", "bilinear", "trilinear", "bicubic")},
     **dict.fromkeys(("pad", "constant_pad_nd"), _keep_linear),
-    **dict.fromkeys(("expand", "expand_as", "repeat"), _expand),
-    "repeat_interleave": _repeat_interleave,
+    **{f"{mode}_pad{n}d": keep for mode in ("reflection", "replication") for n in (1, 2, 3)},
+    **dict.fromkeys(("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"), _sample),
+    "im2col": _unfold,
     **dict.fromkeys(("add", "sub", "subtract", "rsub"), add_operands),
     **dict.fromkeys(("mul", "multiply"), _multiply_operands),
+    **dict.fromkeys(("div", "divide", "true_divide"), _divide_operands),
+    **dict.fromkeys(("addcmul", "addcdiv"), _add_product),
+    "lerp": _interpolate,
+    "glu": _gate,
+    "cumsum": _accumulate,
     "linear": _linear,
-    **dict.fromkeys(("matmul", "mm", "bmm"), _matmul),
+    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot", "vdot"), _matmul),
     **dict.fromkeys(("addmm", "baddbmm"), _addmm),
     "einsum": _einsum,
+    "bilinear": _bilinear,
+    "tensordot": _tensordot,
+    "inner": _inner,
+    "outer": _outer,
+    **dict.fromkeys(EXPERTS, _grouped_mm),
     **{f"{name}{n}d": _convolution for name in ("conv", "conv_transpose") for n in (1, 2, 3)},
     "convolution": _convolution,
     "embedding": _embedding,
+    **dict.fromkeys(("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"), _embedding_bag),
     "scaled_dot_product_attention": _attention,
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrent),
     **dict.fromkeys(("sum", "mean"), reduce),
-    **dict.fromkeys(
-        ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as", "squeeze", "unsqueeze"),
-        _reshape,
-    ),
-    **{
-        name: _exchange(name)
-        for name in ("permute", "transpose", "swapaxes", "swapdims", "mT", "t", "numpy_T", "movedim", "moveaxis")
-    },
-    **dict.fromkeys(("select", "slice", "narrow"), _select_part),
-    **dict.fromkeys(("split", "split_with_sizes", "chunk"), _split),
-    **dict.fromkeys(("cat", "concat", "concatenate"), _concatenate),
-    "stack": _stack,
-    "unbind": _unbind,
 }  # fmt: skip
 
 TAKES_SEGMENTS = frozenset(

@@ -105,6 +105,10 @@ class SlotSystem(ABC):
         """The same axis of operands that are multiplied entry by entry."""
 
     @abstractmethod
+    def divide(self, first: Slots, second: Slots) -> Slots:
+        """The same axis of operands of which one is divided by the other entry by entry."""
+
+    @abstractmethod
     def contract(self, first: Slots, second: Slots) -> None:
         """The same axis of operands whose product is summed over it."""
 
