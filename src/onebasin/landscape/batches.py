@@ -3,7 +3,7 @@
 import contextlib
 import copy
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from onebasin.torch_internals import tree_leaves, tree_map
 
 _SPLIT_SIZE = 256
+Network = TypeVar("Network", bound=nn.Module)
 
 
 class StopForward(Exception):
@@ -22,6 +23,13 @@ def copy_model(model: nn.Module) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
     return copy.deepcopy(model).eval()
+
+
+def copy_with_state(model: Network, state: Mapping[str, Any]) -> Network:
+    """A copy of a module that holds another state."""
+    result = copy.deepcopy(model)
+    result.load_state_dict(state)
+    return result
 
 
 def check_data(data: Any, needs_target: bool = False) -> Iterable[Any]:

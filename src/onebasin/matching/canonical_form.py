@@ -6,7 +6,6 @@ mean zero. Gains are folded first: one that multiplies what is written to a stre
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from typing import Any, Generic, cast
 import torch
 from torch import Tensor, nn
 
-from onebasin.landscape.batches import find_example
+from onebasin.landscape.batches import copy_with_state, find_example
 from onebasin.matching.balancing import balance
 from onebasin.matching.centring import Offsets
 from onebasin.matching.checks import check_module
@@ -160,9 +159,7 @@ def _fill(model: M, skeleton: Skeleton[Any], state: State) -> M:
     """A state as what was given: a state, or a module like the one that was traced."""
     if not isinstance(model, nn.Module):
         return cast(M, state)
-    result = copy.deepcopy(skeleton.module)
-    result.load_state_dict(state)
-    return result
+    return cast(M, copy_with_state(skeleton.module, state))
 
 
 @dataclass(frozen=True)

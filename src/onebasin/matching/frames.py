@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from onebasin.landscape.batches import copy_with_state
 from onebasin.matching.alignment import Alignment, AlignOptions, align, transform_model
 from onebasin.matching.checks import Call
 from onebasin.matching.common_frame import find_common_frame
@@ -162,8 +162,4 @@ class Frame:
 def average(models: Sequence[Model], shares: Sequence[float], by_key: Mapping[str, Sequence[float]] | None = None) -> Any:
     """The weighted mean: of modules a module of the first one's type, of states a state."""
     mixed = interpolate(models, shares, by_key)
-    if not isinstance(models[0], nn.Module):
-        return mixed
-    result = copy.deepcopy(models[0])
-    result.load_state_dict(mixed)
-    return result
+    return copy_with_state(models[0], mixed) if isinstance(models[0], nn.Module) else mixed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Unpack, cast, get_args
@@ -10,7 +9,7 @@ from typing import Any, Literal, Unpack, cast, get_args
 from torch import Tensor, nn
 
 from onebasin.engines import Engine, opened
-from onebasin.landscape.batches import take_example
+from onebasin.landscape.batches import copy_with_state, take_example
 from onebasin.landscape.calibration import Repair
 from onebasin.landscape.normalised_twin import fold_twin
 from onebasin.matching.alignment import Alignment, AlignOptions
@@ -245,6 +244,4 @@ def _merge_twins(
     A filter before a norm can be scaled on its own, so twins have more scales than the networks they are twins of.
     """
     merged = merge(twins, take_example(batches), repair=batches, init=starts, kinds="positive", **options)
-    result = copy.deepcopy(model)
-    result.load_state_dict(fold_twin(merged, model))
-    return result
+    return copy_with_state(model, fold_twin(merged, model))

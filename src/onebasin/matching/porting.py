@@ -6,7 +6,6 @@ With T the alignment of the old base to the new one, the result is new + scale (
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from typing import Any, Generic, Literal, Unpack, cast
 import torch
 from torch import nn
 
-from onebasin.landscape.batches import find_example
+from onebasin.landscape.batches import copy_with_state, find_example
 from onebasin.landscape.paths import Evaluate, read_metrics
 from onebasin.matching.alignment import WIDENED, Alignment, AlignOptions, align, transform_model
 from onebasin.matching.canonical_form import canonicalise
@@ -198,8 +197,4 @@ def _add(states: Sequence[State], scale: float, buffers: set[str]) -> State:
 
 
 def _as_model(model: Model, state: State) -> Any:
-    if not isinstance(model, nn.Module):
-        return state
-    result = copy.deepcopy(model)
-    result.load_state_dict(state.load())
-    return result
+    return copy_with_state(model, state.load()) if isinstance(model, nn.Module) else state

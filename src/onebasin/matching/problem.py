@@ -20,6 +20,7 @@ from onebasin.engines.journal import Values
 from onebasin.engines.memory_limits import MemoryEstimate
 from onebasin.engines.reduction_tree import FAN_IN
 from onebasin.engines.work_meter import MEASURING
+from onebasin.landscape.batches import copy_with_state
 from onebasin.landscape.normalised_twin import make_twin
 from onebasin.matching.cutting import cut_keys, cut_symmetry, find_blocks
 from onebasin.relaxation.hardening import joint_groups
@@ -335,7 +336,8 @@ def make_problem(
         in_blocks: cut large tensors of lazy states, see `cutting`.
     """
     if objective.repaired and data is not None and isinstance(model, nn.Module):
-        twins = [make_twin(each, symmetry, data) for each in (model, _fill(model, to))]
+        other = to if isinstance(to, nn.Module) else copy_with_state(model, to)
+        twins = [make_twin(each, symmetry, data) for each in (model, other)]
         (model, symmetry), (to, _) = (twin or (each, symmetry) for twin, each in zip(twins, (model, to), strict=True))
     source, target = (read_state(m) if lazily else read_state(m).load() for m in (model, to))
     if lazily and (source.is_lazy or target.is_lazy):
@@ -373,15 +375,6 @@ def _hold_out(data: Iterable[Any]) -> tuple[list[Any], int]:
         kept += [batch] if count < _NUM_COMPARED else []
         count += 1
     return kept, len(kept) if count == _SPARED_FROM else 0
-
-
-def _fill(model: nn.Module, state: Model) -> nn.Module:
-    """A module with a state, which may be one already."""
-    if isinstance(state, nn.Module):
-        return state
-    filled = copy.deepcopy(model)
-    filled.load_state_dict(state)
-    return filled
 
 
 @dataclass(frozen=True)

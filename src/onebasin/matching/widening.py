@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from onebasin.landscape.batches import copy_with_state
 from onebasin.symmetries import Basis, Symmetry
 from onebasin.symmetries.basis_matrices import MixedTensors, pair
 from onebasin.symmetries.layout import Factor, Product, Sum, Switch, Term
@@ -81,9 +82,7 @@ def widen(model: nn.Module, like: Wide, example_inputs: Any) -> Wide:
         wider.load_state_dict(padded)
         least = min(least, compare_models(double, wider, inputs))
         if least < _TOLERANCE:
-            result = copy.deepcopy(like)
-            result.load_state_dict(padded)  # which rounds to the types of `like`
-            return result
+            return copy_with_state(like, padded)  # which rounds to the types of `like`
     raise ValueError(
         f"more units change the outputs of this network by {least:.1e} (relative): something in it counts units in a way "
         "that is not allowed for, such as a norm over groups of channels"

@@ -77,7 +77,8 @@ def iterate_gradients(
 
 def _differentiate(node: Node, operands: Mapping[Node, Any], after: list[Tensor | None]) -> dict[Node, list[Tensor | None]]:
     """The gradients of the operands of an operation, from those of its results."""
-    args, kwargs = map_arg((node.args, node.kwargs), operands.__getitem__)
+    given: Any = map_arg((node.args, node.kwargs), operands.__getitem__)
+    args, kwargs = given
     with torch.enable_grad():
         if node.target is torch.ops.aten.copy.default:
             result = _copy(*args)
