@@ -77,7 +77,7 @@ def test_a_mean_that_something_reads_stays():
     form = ob.canonical(raw, x)
     assert form.centred == (KEYS.format("branches.0"),)
     assert set(form.uncentred) >= {"embed.weight", "embed.bias", "branches.1.second.weight"}
-    assert "not every reader subtracts it" in form.uncentred["embed.weight"]
+    assert "some layer that reads them does not subtract it" in form.uncentred["embed.weight"]
     assert "embed.weight" in repr(form)
     norms = [nn.LayerNorm(D), RMSNorm(), nn.LayerNorm(D)]
     form = ob.canonical(with_gains(Model([Attention(), MLP()], norms)).eval(), x)
@@ -146,6 +146,25 @@ def test_a_step_that_a_gradient_does_not_see_keeps_the_mean():
 
     torch.manual_seed(0)
     assert "first.weight" not in ob.canonical(Function(Step()), torch.randn(8, 3)).centred
+
+
+def test_a_model_without_gradients_keeps_its_means_and_says_so():
+    class Detached(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.write, self.branch, self.read = nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+            self.norms = nn.ModuleList(nn.LayerNorm(8) for _ in range(2))
+
+        def forward(self, x):
+            stream = self.write(x)
+            stream = stream + self.branch(self.norms[0](stream))
+            return torch.special.zeta(self.read(self.norms[1](stream)).exp() + 1, torch.tensor(2.0))
+
+    torch.manual_seed(0)
+    form = ob.canonical(Detached(), torch.randn(4, 3))
+    assert not form.centred
+    assert form.uncentred.keys() >= {"write.weight", "branch.weight"}
+    assert all("cannot be differentiated" in why for why in form.uncentred.values())
 
 
 def test_a_mean_too_large_for_float64_stays_with_a_reason():

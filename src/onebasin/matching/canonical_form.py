@@ -84,9 +84,12 @@ class CanonicalForm(Generic[M]):
         """What was done, and what could not be and why, in sentences."""
         notes = []
         if self.folded:
-            notes.append(f"{len(self.folded)} gains of norms were folded into the layers around them.")
+            count = len(self.folded)
+            what = "A gain of a norm was" if count == 1 else f"{count} gains of norms were"
+            notes.append(f"{what} folded into the layers around {'it' if count == 1 else 'them'}.")
         if self.centred:
-            notes.append(f"The mean over units, which nothing reads, was subtracted from {len(self.centred)} tensors.")
+            what = self.centred[0] if len(self.centred) == 1 else f"{len(self.centred)} tensors"
+            notes.append(f"The mean over units, which nothing reads, was subtracted from {what}.")
         needed = f"it needs {TIES_WORDS}: false in a configuration of Hugging Face"
         notes += [f"{key} has a tensor of its own now, and is tied to no other: {needed}." for key in self.untied]
         notes += [f"The gain {key} stays, and what it multiplies is not mixed: {why}." for key, why in self.left.items()]
@@ -313,7 +316,7 @@ def _explain(symmetry: Symmetry, offsets: Offsets) -> dict[str, str]:
     """Why tensors that write a stream which is rotated about its mean cannot be centred."""
     streams = [basis for basis in symmetry.bases.values() if basis.kind == "centred"]
     writers = (key for basis in streams for key, places in basis.places.items() if not all(p.is_dual for p in places))
-    result = dict.fromkeys(writers, "the mean over its units is read: not every reader subtracts it")
+    result = dict.fromkeys(writers, offsets.obstacle or "some layer that reads them does not subtract it")
     groups = offsets.groups
     for key, *others in symmetry.ties:
         if not groups.isdisjoint(names(symmetry.layouts[key])):

@@ -38,10 +38,12 @@ class Offsets:
     Attributes:
         symmetry: of the model.
         axes: for state keys, each tied tensor once, the number of a block of the tensor and an axis of that block.
+        obstacle: why none could be looked for, if so.
     """
 
     symmetry: Symmetry
     axes: Mapping[str, tuple[tuple[int, int], ...]]
+    obstacle: str = ""
 
     @property
     def groups(self) -> frozenset[str]:
@@ -80,16 +82,19 @@ def find_offsets(programs: Sequence[Program], symmetry: Symmetry, state: State, 
     symmetry = replace(symmetry, fixed=dict(held))
     state = state.map(lambda key, value: torch.full_like(value, held[key]) if key in held else value)
     functions = [function_of_program(program) for program in programs]
+    obstacle = "at random weights the outputs are not finite, or rounding decides them"
     for make_state in random_states(symmetry, state, find_buffers(programs)):
         try:
             drawn = make_state()
             if is_stable(functions, drawn):
                 found = _find_at(programs, symmetry, drawn)
                 centred = drawn.map(lambda key, value, at=found: at.subtract_means(key, promote(value)))
-                return found if compare(functions, drawn, centred) < _TOLERANCE else Offsets(symmetry, {})
-        except (CannotVerify, ReplayError):
-            continue
-    return Offsets(symmetry, {})
+                if compare(functions, drawn, centred) < _TOLERANCE:
+                    return found
+                return Offsets(symmetry, {}, "without the means that gradients allow to subtract the outputs differ")
+        except (CannotVerify, ReplayError) as error:
+            obstacle = str(error).rstrip(".")
+    return Offsets(symmetry, {}, obstacle)
 
 
 def _find_at(programs: Sequence[Program], symmetry: Symmetry, state: LazyState) -> Offsets:
