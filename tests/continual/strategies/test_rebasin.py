@@ -69,6 +69,22 @@ def test_scales_are_learned_beside_the_plans_and_leave_the_function_alone(mlp, k
     assert not torch.allclose(strategy.model[0].weight.detach().norm(dim=1).sort().values, norms)
 
 
+def test_scales_have_a_rate_and_a_bound_of_their_own(mlp):
+    """With a rate this large the bound is reached; rows are multiplied by the scale, up to the share of pi in the fusion."""
+    symmetry = ob.symmetry(mlp, torch.rand(2, 6), kinds="positive")
+    options = {"alpha": 0, "residual": False, "mass": 0.9, "scale_optimizer": ob.continual.adam(1.0), "scale_limit": 0.2}
+    strategy = RebasinStrategy(mlp, symmetry, **options, **TRAINING)
+    strategy.fit(make_task(0))
+    norms = strategy.model[0].weight.detach().norm(dim=1)
+    strategy.fit(make_task(1))
+    moved = strategy.model[0].weight.detach().norm(dim=1)
+    ratios = (moved[:, None] / norms).log().abs()  # of each row to the one that it was
+    assert ratios.min(1).values.max() <= 0.2 + 1e-6
+    assert (moved.sort().values - norms.sort().values).abs().max() > 1e-3
+    with pytest.raises(ValueError, match="scale_limit must be positive"):
+        RebasinStrategy(mlp, symmetry, scale_limit=0.0)
+
+
 def test_without_a_move_and_without_a_residual_nothing_changes(mlp, symmetry):
     first, second = fit_two(RebasinStrategy(mlp, symmetry, alpha=1, residual=False, noise=0.5, **TRAINING))
     assert all(torch.equal(value, second[key]) for key, value in first.items())

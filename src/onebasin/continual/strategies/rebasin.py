@@ -47,7 +47,10 @@ class RebasinStrategy(Strategy):
         residual: Whether there is a delta.
         share_after_fusion: Share of the steps that come after the fusion and train delta on the fused network. The paper has
             none: it minimises the cost of the soft midpoint, which is not the network that it keeps.
-        plan_optimizer: For the logits of the plans, and for scales and bases; Adam with a rate of 0.1 if not given.
+        plan_optimizer: For the logits of the plans; Adam with a rate of 0.1 if not given.
+        scale_optimizer: For scales and bases; Adam with a rate of 0.003 if not given. With the rate of the plans, the network
+            is lost within a few tasks.
+        scale_limit: After each step the logarithms of a scale are centred, and clamped to this bound.
         clip: Bound on each entry of the gradient of C in delta; None for no bound. With weight decay beta, no entry of delta
             grows beyond clip / beta.
         noise: Standard deviation of the noise on the identity that the logits start from.
@@ -88,6 +91,8 @@ class RebasinStrategy(Strategy):
         residual: bool = True,
         share_after_fusion: float = 0.0,
         plan_optimizer: MakeOptimizer | None = None,
+        scale_optimizer: MakeOptimizer | None = None,
+        scale_limit: float = 0.3,
         clip: float | None = 1e-3,
         noise: float = 0.0,
         mass: float | None = None,
@@ -111,6 +116,8 @@ class RebasinStrategy(Strategy):
             raise ValueError("recall stores outputs with the memory: it needs memory_per_class of at least 1")
         if clip is not None and clip <= 0:
             raise ValueError(f"clip must be positive, or None for no bound; got {clip}")
+        if scale_limit <= 0:
+            raise ValueError(f"scale_limit must be positive, got {scale_limit}")
         if mass is not None and not 0 < mass < 1:
             raise ValueError(f"mass must lie between 0 and 1, got {mass}")
         # Called once here, so that the operator refuses bad options now and not after the first task.
@@ -123,6 +130,7 @@ class RebasinStrategy(Strategy):
         self.weighting: Weighting = weighting
         self.recall, self.stores_outputs = recall, recall > 0
         self.plan_optimizer = plan_optimizer or adam(0.1)
+        self.scale_optimizer, self.scale_limit = scale_optimizer or adam(0.003), scale_limit
         self.clip, self.noise, self.mass = clip, noise, mass
         self.tau, self.num_iters, self.solver_steps = tau, num_iters, solver_steps
 
@@ -150,10 +158,14 @@ class RebasinStrategy(Strategy):
         self.history.append({"task": float(self.num_tasks - 1), "moved": 1 - unmoved, "residual": point.residual_norm()})
 
     def _make_point_step(self, point: SoftMidpoint) -> Callable[[], None]:
-        """A step on the logits of the plans, while there are any, and on delta."""
+        """A step on plans, scales and bases, while there are any, and on delta."""
         delta, optimizers = list(point.delta.values()), []
+        scales: list[Tensor] = []
         if point.net is not None:
-            optimizers.append(self.make_optimizer(self.plan_optimizer, list(point.net.parameters())))
+            scales = list(point.net.logarithms)
+            optimizers.append(self.make_optimizer(self.plan_optimizer, list(point.net.logits.values())))
+            if others := [*point.net.logarithms, *point.net.generators]:
+                optimizers.append(self.make_optimizer(self.scale_optimizer, others))
         if delta:
             optimizers.append(self.make_optimizer(self.optimizer, delta))
 
@@ -165,6 +177,9 @@ class RebasinStrategy(Strategy):
                 torch.nn.utils.clip_grad_value_(delta, self.clip)
             for optimizer in optimizers:
                 optimizer.step()
+            with torch.no_grad():
+                for logarithms in scales:
+                    logarithms.sub_(logarithms.mean()).clamp_(-self.scale_limit, self.scale_limit)
 
         return step
 
