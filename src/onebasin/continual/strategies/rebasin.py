@@ -48,7 +48,7 @@ class RebasinStrategy(Strategy):
         share_after_fusion: Share of the steps that come after the fusion and train delta on the fused network. The paper has
             none: it minimises the cost of the soft midpoint, which is not the network that it keeps.
         plan_optimizer: For the logits of the plans; Adam with a rate of 0.1 if not given.
-        scale_optimizer: For scales and bases; Adam with a rate of 0.003 if not given. With the rate of the plans, the network
+        scale_optimizer: For scales and bases; Adam with a rate of 0.003 if not given. At the rate of the plans the network
             is lost within a few tasks.
         scale_limit: After each step the logarithms of a scale are centred, and clamped to this bound.
         clip: Bound on each entry of the gradient of C in delta; None for no bound. With weight decay beta, no entry of delta
