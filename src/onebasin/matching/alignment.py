@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -225,8 +226,6 @@ def align(
     symmetry, (source, target) = pair.symmetry, pair.models
     chosen, start = symmetry.restrict(call.groups), fit_start(call.init, symmetry)
     methods, advice = _choose_methods(call, chosen, pair, objective is not None, start is not None)
-    if start is None and call.method is None and objective is not None:
-        start = symmetry.identity()  # methods that do not look at the objective, too, then end no higher than the model does
     check_engine(engine, methods, call.objective, symmetry)
     history: list[Entry] = []
 
@@ -247,7 +246,9 @@ def align(
             check_values(source, target, engine)
         start_cost = problem.cost(chosen.identity())
         search = Search(problem, symmetry, methods[0], polish)
-        result = search.run(start, methods[1:], restarts, scaling, detect_copy)
+        # Activation matching does not look at the objective; it is a better start than the identity even where it costs more.
+        most = start_cost if call.method is None and objective is not None else math.inf
+        result = search.run(start, methods[1:], restarts, scaling, detect_copy, most)
     found, learned = result.found, result.learned
     notes = [*pair.notes, *([advice] if advice and not result.is_copy else []), *result.notes]
     if not (result.is_copy or chosen.scales or chosen.bases) and kinds != "permutation":

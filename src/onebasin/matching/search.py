@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -117,10 +118,12 @@ class Search:
         restarts: int,
         scaling: Scaling | None,
         detect_copy: bool,
+        most: float = math.inf,
     ) -> Outcome:
         """Detect a copy; or else search, go on from there by later methods, and learn scales and bases.
 
-        The arguments are those of `onebasin.align`; each of the later methods starts from what was found before it.
+        The arguments are those of `onebasin.align`; each of the later methods starts from what was found before it. If the
+        end of it all costs more than `most`, the model stays as it was given.
         """
         found = self.find_copy() if detect_copy and not self.method.resumes else None
         if found is not None:
@@ -137,6 +140,10 @@ class Search:
         what = " and ".join(["Positive scales"] * bool(symmetry.scales) + ["Changes of basis"] * bool(symmetry.bases))
         if what:
             notes += [f"{what.capitalize()} {_describe_change(found.match.cost, learned.cost)}."]
+        if learned.cost > most:
+            identity = symmetry.identity()
+            found = Found(self.symmetry.identity(), self.problem, Match(identity, most, converged=True))
+            learned, notes = Learned({}, {}, most), [*notes, "The model stays as it was given, which costs less."]
         return Outcome(found, learned, by, tuple(notes))
 
     def find_copy(self) -> Found | None:
