@@ -246,7 +246,7 @@ def align(
             check_values(source, target, engine)
         start_cost = problem.cost(chosen.identity())
         search = Search(problem, symmetry, methods[0], polish)
-        # Activation matching does not look at the objective; it is a better start than the identity even where it costs more.
+        # Activation matching does not look at the objective: a better start than the identity, even where it costs more.
         most = start_cost if call.method is None and objective is not None else math.inf
         result = search.run(start, methods[1:], restarts, scaling, detect_copy, most)
     found, learned = result.found, result.learned
