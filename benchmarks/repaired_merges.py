@@ -2,9 +2,9 @@
 
 Pairs of an MLP, of a CNN with batch norms, of one of six layers without norms and of two small vision transformers, trained
 apart on the embedded digits, are merged on the training data: by activation matching (the default without an objective), by
-the default on the loss of the midpoint as it is, and on that of the repaired midpoint, which is what `merge` takes by itself.
-Prints the test loss and accuracy of the merge as it is, with ``repair="repair"``, and by default, which keeps the repair
-unless the objective has a loss that it does not lower; ten minutes on one core.
+the default on the loss of the midpoint as it is, and on that of the repaired midpoint, as `merge` does by itself. Prints the
+test loss and accuracy of the merge as it is, with ``repair="repair"``, and by default, which keeps the repair unless the
+objective has a loss that it does not lower; ten minutes on one core.
 """
 
 import argparse
