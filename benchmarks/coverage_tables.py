@@ -168,7 +168,9 @@ def _describe_shares(name: str, records: list[Record]) -> str:
 def markdown(records: list[Record], command: str, machine: str, untried: list[str]) -> str:
     """The page of the documentation, with the names of architectures that the run has not come to."""
     made = [r for r in records if r["verdict"] != "not made"]
-    lines = [_INTRODUCTION.format(command=command, machine=machine, summary=summary(records))]
+    counts = Counter(r["commit"] for r in made if "commit" in r).most_common()
+    commits = ", ".join(f"{commit} ({count})" for commit, count in counts) or "not recorded"
+    lines = [_INTRODUCTION.format(command=command, machine=machine, commits=commits, summary=summary(records))]
     for library in sorted({r["library"] for r in made}):
         rows = [r for r in made if r["library"] == library]
         peer = any("peer" in r for r in rows)
@@ -192,7 +194,7 @@ _INTRODUCTION = """\
 # Coverage
 
 How much of real architectures is found to be free, and whether that is right. The models have random weights.
-Made by `{command}`, on {machine}; seconds are CPU time.
+Made by `{command}`, on {machine}; seconds are CPU time. Commits that rows were measured at, with their number: {commits}.
 
 {summary}
 

@@ -161,7 +161,8 @@ def select(configs: Iterable[Config], conditions: Sequence[str]) -> list[Config]
         if not values or not any(key in config for config in chosen):
             keys = sorted({k for config in chosen for k in config})
             raise ValueError(f"--only takes key=value with a key of {', '.join(keys)}; got {condition!r}")
-        chosen = [config for config in chosen if str(config.get(key)) in values.split(",")]
+        whole = any(str(config.get(key)) == values for config in chosen)  # names of rows have commas
+        chosen = [config for config in chosen if str(config.get(key)) in ([values] if whole else values.split(","))]
         if not chosen:
             raise ValueError(f"no trial has {condition} (after the conditions before it)")
     return chosen

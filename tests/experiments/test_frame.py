@@ -53,6 +53,8 @@ def test_conditions_select_trials():
     configs = [{"task": t, "seed": s} for t in ("x", "y") for s in (0, 1)]
     assert select(configs, ["task=x", "seed=1"]) == [{"task": "x", "seed": 1}]
     assert len(select(configs, ["task=x,y"])) == 4
+    named = [{"row": "alone"}, {"row": "alone, with scales"}]
+    assert select(named, ["row=alone, with scales"]) == named[1:]
     with pytest.raises(ValueError, match="a key of seed, task"):
         select(configs, ["tusk=x"])
     with pytest.raises(ValueError, match="no trial has task=z"):
