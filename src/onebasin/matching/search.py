@@ -123,7 +123,7 @@ class Search:
         """Detect a copy; or else search, go on from there by later methods, and learn scales and bases.
 
         The arguments are those of `onebasin.align`; each of the later methods starts from what was found before it. If the
-        end of it all costs more than `most`, the model stays as it was given.
+        end of it all costs more than `most`, nothing is permuted, and scales and bases are learned of the model as given.
         """
         found = self.find_copy() if detect_copy and not self.method.resumes else None
         if found is not None:
@@ -136,14 +136,15 @@ class Search:
             by += f", {each.title}"
             notes += [f"{each.title} {_describe_change(before.cost, found.cost)}."]
         symmetry = self.problem.symmetry
-        learned = found.learn(scaling or Scaling(steps=0 if self.problem.source.is_lazy else Scaling.steps))
+        options = scaling or Scaling(steps=0 if self.problem.source.is_lazy else Scaling.steps)
+        learned = found.learn(options)
         what = " and ".join(["Positive scales"] * bool(symmetry.scales) + ["Changes of basis"] * bool(symmetry.bases))
         if what:
             notes += [f"{what.capitalize()} {_describe_change(found.match.cost, learned.cost)}."]
         if learned.cost > most:
-            identity = symmetry.identity()
-            found = Found(self.symmetry.identity(), self.problem, Match(identity, most, converged=True))
-            learned, notes = Learned({}, {}, most), [*notes, "The model stays as it was given, which costs less."]
+            found = Found(self.symmetry.identity(), self.problem, Match(symmetry.identity(), most, converged=True))
+            learned = found.learn(options)
+            notes += ["No units were permuted: the model as it was given costs less."]
         return Outcome(found, learned, by, tuple(notes))
 
     def find_copy(self) -> Found | None:
