@@ -65,6 +65,18 @@ class Unsized:
             yield batch
 
 
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return ((X, torch.zeros(len(X), dtype=torch.long)) for _ in range(20))
+
+
+def test_a_loader_of_a_stream_has_no_length():
+    a, b = pair()
+    loader = torch.utils.data.DataLoader(Stream(), batch_size=None)
+    problem = make_problem(b, a, ob.symmetry(a, X), ob.Midpoint(nn.functional.cross_entropy), loader, lazily=False)
+    assert (len(problem.compared), problem.num_held_out) == (4, 4)
+
+
 class Sized(Unsized):
     def __len__(self):
         return len(self.batches)

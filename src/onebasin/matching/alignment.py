@@ -45,8 +45,8 @@ class Alignment(Generic[M]):
     Attributes:
         model: a copy of the model, permuted (of a state dict, the permuted state dict; of a lazy state, a lazy one).
         permutation: what was done to it.
-        cost: the objective of the permuted model beside the target. By the default on a named objective it is at most
-            `start_cost`.
+        cost: the objective of the permuted model beside the target. By the default on a named objective, without
+            `init`, it is at most `start_cost`.
         start_cost: the objective of the model as it was given.
         history: an entry per step or sweep, with the method ("by") that made it.
         converged: whether the method stopped by itself, not by its limit.
@@ -247,7 +247,7 @@ def align(
         start_cost = problem.cost(chosen.identity())
         search = Search(problem, symmetry, methods[0], polish)
         # Activation matching does not look at the objective: a better start than the identity, even where it costs more.
-        most = start_cost if call.method is None and objective is not None else math.inf
+        most = start_cost if call.method is None and objective is not None and start is None else math.inf
         result = search.run(start, methods[1:], restarts, scaling, detect_copy, most)
     found, learned = result.found, result.learned
     notes = [*pair.notes, *([advice] if advice and not result.is_copy else []), *result.notes]

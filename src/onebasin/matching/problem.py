@@ -7,7 +7,7 @@ import copy
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
@@ -367,14 +367,22 @@ def make_problem(
 
 def _hold_out(data: Iterable[Any]) -> tuple[list[Any], int]:
     """The batches to compare permutations on, and how many of them descents leave out: all, or none of little data."""
-    if isinstance(data, Sized):
+    if (length := _find_length(data)) is not None:
         kept = list(itertools.islice(data, _NUM_COMPARED))
-        return kept, len(kept) if len(data) >= _SPARED_FROM else 0
+        return kept, len(kept) if length >= _SPARED_FROM else 0
     kept, count = [], 0
     for batch in itertools.islice(data, _SPARED_FROM):
         kept += [batch] if count < _NUM_COMPARED else []
         count += 1
     return kept, len(kept) if count == _SPARED_FROM else 0
+
+
+def _find_length(data: Any) -> int | None:
+    """How many batches there are, where that is known; a loader of a stream has a length in name alone."""
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 @dataclass(frozen=True)
