@@ -99,14 +99,24 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
 
 
 def drop_superseded(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without records of rows that were run again later, on the same seeds or more, with other settings or grids."""
+    """Without records of rows that were run again later, on the same seeds or more, with other settings or grids.
+
+    A row of the stage "front" is one of the stage "tuned" too: its best setting is chosen in the same way.
+    """
 
     def replaces(later: dict[str, Any], earlier: dict[str, Any]) -> bool:
         a, b = later["config"], earlier["config"]
-        same = all(a.get(key) == b.get(key) for key in ("stage", "benchmark", "layers", "row", "capture"))
-        return same and set(a.get("seeds", ())) >= set(b.get("seeds", ()))
+        same = all(a.get(key) == b.get(key) for key in ("benchmark", "layers", "row", "capture"))
+        again = a["stage"] == b["stage"] or (a["stage"], b["stage"]) == ("front", "tuned")
+        return same and again and set(a.get("seeds", ())) >= set(b.get("seeds", ()))
 
     return [each for i, each in enumerate(records) if not any(replaces(later, each) for later in records[i + 1 :])]
+
+
+def is_of(config: dict[str, Any], stage: str, benchmark: str, layers: int) -> bool:
+    """Whether a trial is in a table; that of the stage "tuned" has the best settings of the fronts too."""
+    stages = (stage, "front") if stage == "tuned" else (stage,)
+    return config["stage"] in stages and (config["benchmark"], config["layers"]) == (benchmark, layers)
 
 
 def collect(records: Iterable[dict[str, Any]], stage: str, benchmark: str, layers: int = 1) -> dict[str, dict[int, Run]]:
@@ -114,7 +124,7 @@ def collect(records: Iterable[dict[str, Any]], stage: str, benchmark: str, layer
     rows: dict[str, dict[int, Run]] = {}
     for record in records:
         config = record["config"]
-        if (config["stage"], config["benchmark"], config["layers"]) == (stage, benchmark, layers):
+        if is_of(config, stage, benchmark, layers):
             rows.setdefault(config["row"], {}).update({run["seed"]: run for run in record["result"]["runs"]})
     return rows
 
@@ -131,7 +141,7 @@ def find_memories(records: Iterable[dict[str, Any]], stage: str, benchmark: str,
     memories = {}
     for record in records:
         config = record["config"]
-        if (config["stage"], config["benchmark"], config["layers"]) == (stage, benchmark, layers):
+        if is_of(config, stage, benchmark, layers):
             strategy, variant = config.get("strategy"), record["result"]["runs"][0]["variant"]
             count = variant.get("memory_per_class", 5) * _NUM_CLASSES[benchmark] * config.get("num_tasks", 20)
             has_outputs = strategy == "derpp" or variant.get("recall", 0) > 0

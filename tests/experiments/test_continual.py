@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from experiments import continual, continual_tables
-from experiments.continual_settings import ABLATIONS, TUNED, TUNING, list_trials
+from experiments.continual_settings import ABLATIONS, FRONTS, TUNED, TUNING, list_trials
 from experiments.frame import identify, read_records
 from onebasin.continual import AccuracyMatrix, RebasinStrategy, rotated
 
@@ -72,13 +72,13 @@ def test_what_was_chosen_does_not_lie_at_the_edge_of_a_grid(row):
     chosen = [
         (record["config"]["benchmark"], record["result"]["runs"][0]["variant"])
         for record in read_records(RESULTS / "continual.jsonl")
-        if record["config"]["row"] == row and record["config"]["stage"] == "tuned"
+        if record["config"]["row"] == row and record["config"]["stage"] in ("tuned", "front")
     ]
     assert {benchmark for benchmark, _ in chosen} == {"mnist", "cifar"}
     for benchmark, variant in chosen:
-        (grid,) = (variants for name, _, variants in TUNED[benchmark] if name == row)
-        assert variant in grid
-        assert continual_tables.find_edges(variant, grid) == []
+        grids = [variants for name, _, variants in TUNED[benchmark] + FRONTS[benchmark] if name == row]
+        assert variant in max(grids, key=len)
+        assert continual_tables.find_edges(variant, max(grids, key=len)) == []
 
 
 def test_edges_are_those_of_numbers_with_several_values():
@@ -235,8 +235,8 @@ def test_fronts_are_drawn(tmp_path, capsys):
     assert (tmp_path / "continual-front.svg").is_file()
 
 
-def test_scales_are_part_of_a_front():
-    trials = [trial for trial in list_trials(quick=False) if trial["stage"] == "front" and "kinds" in trial]
+def test_what_scales_bring_is_run_on_both_streams():
+    trials = [trial for trial in list_trials(quick=False) if trial.get("kinds") == "positive"]
     assert {trial["benchmark"] for trial in trials} == {"mnist", "cifar"}
     strategy = continual.make_strategy(next(t for t in trials if t["benchmark"] == "mnist"), {}, [0], "cpu")
     assert strategy.symmetry.scales
