@@ -39,12 +39,12 @@ def _make_mlp(num_inputs: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), *layers[:-1])
 
 
-def _make_vgg() -> nn.Module:
-    """VGG11 at a quarter of its width, without batch norm, for images of 32 x 32."""
+def _make_vgg(factor: int) -> nn.Module:
+    """VGG11 without batch norm, for images of 32 x 32; its full width is a factor of four."""
     layers: list[nn.Module] = []
     channels = 3
     for stage in ((16,), (32,), (64, 64), (128, 128), (128, 128)):
-        for width in stage:
+        for width in (factor * each for each in stage):
             layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
             nn.init.kaiming_normal_(layers[-2].weight, nonlinearity="relu")  # type: ignore[arg-type]
             channels = width
@@ -81,7 +81,8 @@ PAIRS: dict[str, Recipe] = {
     "MLP 2 x 512, digits": Recipe(lambda: _make_mlp(64), _digits, 20, 1e-3, needs_data=False),
     "residual CNN, digits": Recipe(ResidualCNN, _digits, 20, 5e-3, needs_data=False),
     "MLP 2 x 512, MNIST": Recipe(lambda: _make_mlp(784), _mnist, 5, 1e-3),
-    "VGG11 / 4, CIFAR-10": Recipe(_make_vgg, _cifar, 8, 1e-3),
+    "VGG11 / 4, CIFAR-10": Recipe(lambda: _make_vgg(1), _cifar, 8, 1e-3),
+    "VGG11, CIFAR-10": Recipe(lambda: _make_vgg(4), _cifar, 8, 3e-4),
 }
 
 

@@ -11,7 +11,6 @@ import argparse
 import functools
 import json
 import platform
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.measuring import find_commit
 from benchmarks.peak_memory import PeakMemory
 from benchmarks.sinkhorn_peers import load_authors, load_ott
 from onebasin.operator import adjoint, sinkhorn
@@ -33,12 +33,15 @@ SHARPNESS = 1.0  # the scale of the normal logits
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats")
+    parser.add_argument("--sizes", type=int, nargs="+", help="only problems of these sizes")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--out", type=Path, help="folder for the record and the plot")
     options = parser.parse_args()
     record = {"environment": describe_environment(options.device), "rounds": ROUNDS, "cases": []}
     print(json.dumps(record["environment"], indent=1))
     for batch, n, dtype in choose_cases(options.device, options.quick):
+        if options.sizes and n not in options.sizes:
+            continue
         case = measure_case(batch, n, dtype, options.device, options.quick, record["environment"]["copy_gbytes_s"])
         record["cases"].append(case)
         print_case(case)
@@ -208,7 +211,6 @@ def peak_matrices(call: Callable, logits: Tensor) -> float | None:
 
 
 def describe_environment(device: str) -> dict:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     size = 256 * 1024**2
     source, target = (torch.ones(size // 4, device=device) for _ in range(2))
     best = min(time_call(lambda: target.copy_(source), device) for _ in range(10))
@@ -216,7 +218,7 @@ def describe_environment(device: str) -> dict:
         "device": torch.cuda.get_device_name() if device == "cuda" else f"cpu, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "commit": commit or "unknown",
+        "commit": find_commit(),
         "copy_gbytes_s": 2 * size / best / 1e9,
     }
 

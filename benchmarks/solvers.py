@@ -198,6 +198,7 @@ PAIR_SOLVERS: dict[str, Solver] = {
     "ours, Sinkhorn Rnd": lambda task: solve_on_data(task, "sinkhorn", ob.RandomPoint(CRITERION)),
     "ours, the default on Mid": lambda task: solve_on_data(task, "auto", ob.Midpoint(CRITERION)),
     "ours, weight matching": lambda task: solve_ours(task, method="weight-matching"),
+    "ours, activation matching": lambda task: solve_on_data(task, "activation-matching", ob.WeightDistance()),
     "ours, STE": lambda task: solve_on_data(task, "ste", ob.Midpoint(CRITERION)),
     "authors, L2": lambda task: solve_authors(task, "l2"),
     "authors, Mid": lambda task: solve_authors(task, "mid"),
