@@ -77,7 +77,7 @@ def _run_trial(config: dict[str, Any], device: str) -> dict[str, Any]:
         tuning = [run for run in tuning if len(run["rows"]) == len(stream)]
         variant = choose(tuning)
     stream = _make_stream(config["benchmark"], False, device).first(config["num_tasks"])
-    limits = {limit: choose(tuning, limit) for limit in LIMITS if config["stage"] == "front"}
+    limits = {limit: choose(tuning, limit) for limit in LIMITS[config["benchmark"]] if config["stage"] == "front"}
     found = {  # a setting that is chosen twice runs once
         str(each): _run_side_by_side(config, [each], config["seeds"], stream, device)
         for each in {str(each): each for each in (variant, *limits.values()) if each is not None}.values()
