@@ -3,7 +3,7 @@
 A trial is one row of a table: a strategy on several seeds, side by side on the device. The stages are "rebasin" (the
 authors' settings, and without its parts), "tuned" (the best of a grid on validation data), "authors" (baselines with their
 settings), "front" (accuracy against forgetting), "seeds" (with the permutation and without it, on twenty seeds), "kinds"
-(with scales beside permutations) and "cost" (time and memory of a step).
+(with scales beside permutations), "beyond" (settings beyond the edges of grids, on validation data alone) and "cost" (time and memory of a step).
 """
 
 from __future__ import annotations
@@ -70,12 +70,14 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
 def _run_trial(config: dict[str, Any], device: str) -> dict[str, Any]:
     begin = time.perf_counter()
     variant, tuning = config["variants"][0], []
-    if len(config["variants"]) > 1:
+    if len(config["variants"]) > 1 or not config["seeds"]:
         on = TUNING[config["benchmark"]]
         stream = _make_stream(config["benchmark"], True, device).first(min(on.num_tasks, config["num_tasks"]))
         tuning = _run_side_by_side(config, config["variants"], on.seeds, stream, device)
         tuning = [run for run in tuning if len(run["rows"]) == len(stream)]
         variant = choose(tuning)
+    if not config["seeds"]:
+        return {"tuning": tuning, "seconds": round(time.perf_counter() - begin, 2)}
     stream = _make_stream(config["benchmark"], False, device).first(config["num_tasks"])
     limits = {limit: choose(tuning, limit) for limit in LIMITS[config["benchmark"]] if config["stage"] == "front"}
     found = {  # a setting that is chosen twice runs once

@@ -240,6 +240,11 @@ FRONTS: dict[str, list[tuple[str, str, list[Variant]]]] = {
         ),
     ],
 }
+# Beyond the edges at which the settings that were chosen on Split CIFAR-100 lie, on validation data alone.
+BEYOND: list[tuple[str, str, list[Variant]]] = [
+    ("DER++", "derpp", _extend({**_CIFAR, "reset_norms": True, "replay_size": 10}, grid(lr=[0.03, 0.1], alpha=[1.0]))),
+    ("A-GEM", "agem", _extend(_CIFAR, grid(lr=[0.3], replay_size=[50]))),
+]
 # What positive scales of units bring beside permutations, with the authors' settings and with those that validation chose.
 # Each network is trained by itself, so that both rows of a pair have the same memories.
 SCALED: dict[str, dict[str, Variant]] = {
@@ -302,6 +307,7 @@ def list_trials(quick: bool) -> list[Trial]:
         for row, variant in settings.items():
             trials.append(_trial("kinds", benchmark, row, "rebasin", [variant], kinds="permutation"))
             trials.append(_trial("kinds", benchmark, f"{row}, with scales", "rebasin", [variant], kinds="positive"))
+    trials += [{**_trial("beyond", "cifar", row, name, variants), "seeds": []} for row, name, variants in BEYOND]
     return trials + _cost_trials("mnist") + _cost_trials("cifar")
 
 
