@@ -3,7 +3,8 @@
 A trial is one row of a table: a strategy on several seeds, side by side on the device. The stages are "rebasin" (the
 authors' settings, and without its parts), "tuned" (the best of a grid on validation data), "authors" (baselines with their
 settings), "front" (accuracy against forgetting), "seeds" (with the permutation and without it, on twenty seeds), "kinds"
-(with scales beside permutations), "beyond" (settings beyond the edges of grids, on validation data alone) and "cost" (time and memory of a step).
+(with scales beside permutations), "beyond" (settings beyond the edges of grids, on validation data alone) and "cost" (time
+and memory of a step).
 """
 
 from __future__ import annotations
