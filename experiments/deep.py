@@ -45,11 +45,9 @@ METHODS = {
     "synthetic+scales": "activation matching on synthetic images, then scales (no data)",
     "mixed": "activation matching on drawn and synthetic images (no data)",
     "mixed+scales": "activation matching on drawn and synthetic images, then scales on the synthetic ones (no data)",
-    "mixed+scores": "the same, scales on the mean scores of the two (no data)",
     "own+scores": "activation matching on drawn images and those of each network, then scales on mean scores (no data)",
     "drawn": "activation matching on drawn images (no data)",
     "drawn+scales": "activation matching on drawn images, then scales (no data)",
-    "drawn+scores": "activation matching on drawn images, then scales on the mean scores of the two (no data)",
     "drawn-wm+scales": "weight matching, then scales on drawn images (no data)",
     "drawn-l2+scales": "Sinkhorn L2, then scales on drawn images (no data)",
 }
@@ -72,7 +70,7 @@ PAIRS = {"resnet20-short": ((0, 1), (2, 3), (4, 5))}
 """Seeds of the networks; of other recipes all pairs of three."""
 NUM_OWN = 8
 """Batches of images that are made from the norms of each network."""
-NUM_RUNS = {"vgg11": 2, "vgg16": 3, "resnet20-long": 2}
+NUM_RUNS = {"vgg11": 2, "vgg16": 2, "resnet20-long": 2}
 """How often the networks of a recipe are trained; once, if not named."""
 _FEWER_IMAGES = frozenset({"17200e4"})
 """Commits whose methods made 4,000 images from batch norms; today they make 8,000. Their rows are apart."""
