@@ -1,6 +1,6 @@
 """Tables and pictures from the records of `benchmarks.align`: ``python -m benchmarks.align_tables RECORDS --plot FILE``.
 
-``--beside RECORDS`` prints one table of the copies on two devices, and nothing else.
+``--beside RECORDS`` prints one table of the copies on two devices, and nothing else; with ``--plot`` it draws that table.
 """
 
 from __future__ import annotations
@@ -118,6 +118,11 @@ def print_summary(records: list[Record]) -> None:
         print(f"| {NETWORKS.get(network, network)} | " + " | ".join(cells) + " |")
 
 
+def _round(number: float | None) -> str:
+    """Two digits, or all those of a larger number."""
+    return "" if number is None else f"{number:.2g}" if number < 10 else f"{number:.0f}"
+
+
 COMPARED = {
     "ours by default (copy detection)": "ours, default",
     "ours by the descent": "ours, descent alone",
@@ -125,6 +130,8 @@ COMPARED = {
     "authors' descent": "authors",
 }
 """The columns of the comparison. Of copies the default does not descend: comparing units finds them."""
+SHOWN = {label: solver for label, solver in COMPARED.items() if solver != "ours, descent by entries"}
+COLORS = dict(zip(SHOWN, ("tab:green", "tab:blue", "tab:red"), strict=True))
 COPY_LABELS = {
     "ours, default": "ours by default: copy detection",
     "ours, weight matching": "ours, weight-matching by default: copy detection",
@@ -157,22 +164,69 @@ def print_comparison(records: list[Record]) -> None:
 
 
 def print_devices(records: list[Record], others: list[Record]) -> None:
-    """Copies on a CPU and on a GPU in one table: the authors' descent, our default, and on the CPU our descent."""
-    default, descent, _, authors = COMPARED
-    columns = {"CPU": (records, (default, descent)), "GPU": (others, (default,))}
+    """Copies on a CPU and on a GPU in one table: the authors' descent, our default and our descent.
+
+    On the GPU the seconds of the first run, with kernels to load and to compile, stand in brackets.
+    """
+    *names, authors = SHOWN
+    columns = {"CPU": (records, _tell_seconds), "GPU": (others, _tell_warm_and_cold)}
     header = ["network"]
-    for device, (_, names) in columns.items():
+    for device in columns:
         header += [f"{device}: {authors}", *(word for name in names for word in (name, "times as fast"))]
     print("\n| " + " | ".join(header) + " |\n|" + "---|" * len(header))
     for network in dict.fromkeys(record["network"] for record in records if record["task"] == "copy"):
         cells = [NETWORKS.get(network, network)]
-        for found, names in columns.values():
+        for found, tell in columns.values():
             copies = [record for record in found if record["task"] == "copy"]
             kind, theirs = _kind_of_seconds(copies), _find_last(copies, network, COMPARED[authors])
-            cells.append(_tell_seconds(theirs, kind))
+            cells.append(tell(theirs, kind))
             for name in names:
                 ours = _find_last(copies, network, COMPARED[name])
-                cells += [_tell_seconds(ours, kind), _tell_ratio(ours, theirs, kind)]
+                cells += [tell(ours, kind), _tell_ratio(ours, theirs, kind)]
+        print("| " + " | ".join(cells) + " |")
+
+
+def draw_devices(records: list[Record], others: list[Record], path: Path) -> None:
+    """The table of `print_devices` as a picture: a panel for each device, hollow where the answer is not exact."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    panels = figure.subplots(1, 2, sharex=True, sharey=True)
+    copies = [record for record in records if record["task"] == "copy"]
+    networks = [*dict.fromkeys(record["network"] for record in copies)][::-1]
+    for axes, title, found in zip(panels, ("CPU, one core", "H200"), (records, others), strict=True):
+        copies = [record for record in found if record["task"] == "copy"]
+        kind = _kind_of_seconds(copies)
+        for (label, solver), marker in zip(SHOWN.items(), "odX", strict=True):
+            chosen = [r for network in networks if (r := _find_last(copies, network, solver)) and "seconds" in r]
+            for exact, fill in ((True, {}), (False, {"markerfacecolor": "none"})):
+                points = [(r[kind], networks.index(r["network"])) for r in chosen if r["exact"] is exact]
+                axes.plot(*zip(*points, strict=True) if points else ([], []), marker, color=COLORS[label], ms=7, **fill)
+        axes.set(xscale="log", xlabel="seconds", title=title)
+        axes.set_yticks(range(len(networks)), [NETWORKS.get(name, name) for name in networks])
+        axes.grid(axis="x", alpha=0.3)
+    for label, marker in zip(SHOWN, "odX", strict=True):
+        panels[0].plot([], [], marker, color=COLORS[label], label=label)
+    figure.legend(frameon=False, loc="outside upper center", ncols=3)
+    figure.savefig(path, dpi=150)
+
+
+def print_pairs(records: list[Record]) -> None:
+    """Trained pairs: seconds, those of the first run and of assignments, memory, what is reached, and the commit."""
+    pairs = [record for record in records if record["task"] == "pair" and "failed" not in record]
+    if not pairs:
+        return
+    kind = _kind_of_seconds(pairs)
+    header = ["pair", "solver", "seconds", "first run", "assigning", "ms per step", "MiB", "L2 distance", "barrier"]
+    header.append("commit")
+    print("\n| " + " | ".join(header) + " |\n|" + "---|" * len(header))
+    for record in pairs:
+        step = None if record["solver"].endswith("weight matching") else seconds_per_step(record)  # it has sweeps
+        cells = [record["network"], record["solver"], _round(record[kind]), _tell_cold(record, kind)]
+        cells += [_round(record["assigning"]), _round(None if step is None else 1e3 * step)]
+        distances = (record[f"distance_{when}"] for when in ("before", "after"))
+        cells += [f"{record['bytes'] / 2**20:.0f}", " to ".join(f"{d:.4g}" if d < 1e4 else f"{d:.0f}" for d in distances)]
+        cells += [f"{record['barrier_before']:.3f} to {record['barrier_after']:.3f}", record.get("commit", "unknown")]
         print("| " + " | ".join(cells) + " |")
 
 
@@ -201,23 +255,42 @@ def _tell_seconds(record: Record | None, kind: str) -> str:
     return f"{'' if record['exact'] else 'not exact, '}{record[kind]:.2g}"
 
 
+def _tell_warm_and_cold(record: Record | None, kind: str) -> str:
+    told = _tell_seconds(record, kind)
+    cold = (record or {}).get("first_seconds")
+    return told if cold is None else f"{told} ({cold:.2g})"
+
+
 def _tell_ratio(ours: Record | None, theirs: Record | None, kind: str) -> str:
-    done = ours is not None and theirs is not None and "failed" not in ours and "failed" not in theirs
-    if not done:
+    """How many times as fast; nothing for other numbers of threads, and a star for records of different commits."""
+    if ours is None or theirs is None or "failed" in ours or "failed" in theirs or not _have_equal_threads(ours, theirs):
         return ""
     ratio = theirs[kind] / ours[kind]
-    return f"{ratio:.2g}" if ratio < 10 else f"{ratio:.0f}"
+    return _round(ratio) + _mark(ours, theirs)
+
+
+def _have_equal_threads(record: Record, other: Record) -> bool:
+    return record.get("threads") == other.get("threads")
+
+
+def _mark(record: Record, other: Record) -> str:
+    """A star where two records are not of one run."""
+    return "" if record.get("commit") == other.get("commit") else "*"
+
+
+def _tell_cold(record: Record, kind: str) -> str:
+    """Seconds of the first run, if they were recorded on a core that did nothing else."""
+    if record.get("first_seconds") is None:
+        return "not recorded"
+    is_busy = record.get("seconds", record[kind]) > _QUIET * record[kind]
+    return "not known" if is_busy else f"{record['first_seconds']:.2g} s"
 
 
 def _tell_details(record: Record | None, kind: str) -> str:
     if record is None or "failed" in record:
         return _tell_failure(record)
-    cold = "not recorded"
-    if record.get("first_seconds") is not None:
-        cold = f"{record['first_seconds']:.2g} s"
-        if record.get("seconds", record[kind]) > _QUIET * record[kind]:
-            cold = "not known"
     size = f"{record['bytes'] / 2**20:.0f} MiB"
+    cold = _tell_cold(record, kind)
     return f"{_tell_seconds(record, kind)} s, first run {cold}, {size} ({record.get('commit', 'commit unknown')})"
 
 
@@ -237,7 +310,8 @@ def _kind_of_seconds(records: Iterable[Record]) -> str:
 def _summarise(record: Record, reference: Record | None, kind: str) -> str:
     if "failed" in record:
         return _tell_failure(record)
-    times = f" ({record[kind] / reference[kind]:.1f} x)" if reference else ""
+    is_like = reference is not None and _have_equal_threads(record, reference)
+    times = f" ({record[kind] / reference[kind]:.1f} x{_mark(record, reference)})" if reference and is_like else ""
     wrong = "" if record["exact"] else "not exact, "
     return f"{wrong}{record[kind]:.2g} s{times}, {record['bytes'] / 2**20:.0f} MiB"
 
@@ -271,15 +345,19 @@ def main() -> None:
     """Print the tables of a file of records, and draw it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("records", type=Path)
-    parser.add_argument("--plot", type=Path, help="draw the copies into this file")
+    parser.add_argument("--plot", type=Path, help="draw the copies, or the table on both, into this file")
     parser.add_argument("--beside", type=Path, help="records of a GPU: print one table of the copies on both")
     options = parser.parse_args()
     records = load_records(options.records)
     if options.beside:
-        print_devices(records, load_records(options.beside))
+        others = load_records(options.beside)
+        print_devices(records, others)
+        if options.plot:
+            draw_devices(records, others, options.plot)
         return
     print_comparison(records)
     print_details(records)
+    print_pairs(records)
     print_tables(records)
     print_summary(records)
     if options.plot:

@@ -10,7 +10,7 @@ from torch import nn
 
 import onebasin as ob
 from benchmarks.align import list_jobs
-from benchmarks.align_tables import print_comparison, print_details, print_devices, print_tables
+from benchmarks.align_tables import draw_devices, print_comparison, print_details, print_devices, print_pairs, print_tables
 from benchmarks.plain_matching import match_plainly
 from benchmarks.solvers import COPY_SOLVERS, PAIR_SOLVERS, Task, judge, run
 
@@ -102,20 +102,51 @@ def test_a_descent_is_compared_with_a_descent(capsys):
     ]  # fmt: skip
 
 
-def test_devices_stand_side_by_side(capsys):
+def test_devices_stand_side_by_side(capsys, tmp_path):
     base = {"task": "copy", "network": "mlp", "bytes": 2**20, "exact": True}
     on_cpu = [
         {**base, "device": "cpu", "solver": "ours, default", "cpu_seconds": 1.0},
         {**base, "device": "cpu", "solver": "authors", "cpu_seconds": 4.0},
     ]
     on_gpu = [
-        {**base, "device": "cuda", "solver": "ours, default", "seconds": 0.5, "cpu_seconds": 9.0},
+        {**base, "device": "cuda", "solver": "ours, default", "seconds": 0.5, "cpu_seconds": 9.0, "first_seconds": 2.5},
+        {**base, "device": "cuda", "solver": "ours, descent alone", "seconds": 0.6, "cpu_seconds": 9.0},
         {**base, "device": "cuda", "solver": "authors", "seconds": 3.0, "cpu_seconds": 1.0},
     ]
     print_devices(on_cpu, on_gpu)
     header, _, row = (line[2:-2].split(" | ") for line in capsys.readouterr().out.strip().splitlines())
     assert [cell[:4] for cell in header].count("GPU:") == 1
-    assert row == ["MLP 2 x 512", "4", "1", "4", "not run", "", "3", "0.5", "6"]
+    assert row == ["MLP 2 x 512", "4", "1", "4", "not run", "", "3", "0.5 (2.5)", "6", "0.6", "5"]
+    draw_devices(on_cpu, on_gpu, tmp_path / "copies.svg")
+    assert (tmp_path / "copies.svg").stat().st_size > 1000
+
+
+def test_a_ratio_says_if_its_records_are_of_two_runs_and_is_left_out_for_other_threads(capsys):
+    base = {"task": "copy", "network": "mlp", "device": "cuda", "exact": True, "threads": 16, "commit": "abc"}
+    print_comparison([
+        {**base, "solver": "ours, default", "seconds": 0.5, "threads": 4},
+        {**base, "solver": "ours, descent alone", "seconds": 1.0, "commit": "def"},
+        {**base, "solver": "ours, descent by entries", "seconds": 2.0},
+        {**base, "solver": "authors", "seconds": 4.0},
+    ])  # fmt: skip
+    row = capsys.readouterr().out.strip().splitlines()[-1][2:-2].split(" | ")
+    assert row == ["MLP 2 x 512", "4", "0.5", "", "1", "4*", "2", "2"]
+
+
+def test_pairs_are_told_with_their_first_run_and_commit(capsys):
+    base = {"task": "pair", "network": "MLP", "device": "cuda", "bytes": 2**20, "commit": "abc", "steps": 4, "seconds": 2.0}
+    base |= {"distance_before": 12345.6, "distance_after": 678.91, "barrier_before": 0.5, "barrier_after": 0.25}
+    print_pairs([
+        {**base, "solver": "ours, Sinkhorn L2", "solving": 1.0, "assigning": 0.5, "first_seconds": 3.0},
+        {**base, "solver": "ours, weight matching", "solving": 1.0, "assigning": None},
+        {**base, "solver": "rebasin", "failed": "TimeoutError: no luck"},
+    ])  # fmt: skip
+    _, _, *rows = (line[2:-2].split(" | ") for line in capsys.readouterr().out.strip().splitlines())
+    reached = ["1", "12346 to 678.9", "0.500 to 0.250", "abc"]
+    assert rows == [
+        ["MLP", "ours, Sinkhorn L2", "2", "3 s", "0.5", "250", *reached],
+        ["MLP", "ours, weight matching", "2", "not recorded", "", "", *reached],
+    ]
 
 
 def test_a_first_run_on_a_busy_core_is_not_told(capsys):
