@@ -9,7 +9,7 @@ from torch import nn
 
 import onebasin as ob
 from onebasin.matching.scaling import Scaling
-from tests.basis_networks import MLP, Attention, D, Gated, Model, RMSNorm, with_gains
+from tests.basis_networks import MLP, Attention, D, Gated, Model, RMSNorm, Tied, with_gains
 from tests.matching.test_merging import X, mlp
 
 
@@ -78,6 +78,17 @@ def test_scales_and_bases_of_three_are_learned_at_once():
         return total
 
     assert cost_of_pairs("common") < cost_of_pairs("first") - 0.05
+
+
+def test_tied_networks_are_learned_at_once():
+    """PyTorch refuses to run a network on a state in which tied keys are several tensors."""
+    torch.manual_seed(0)
+    models = [Tied().eval() for _ in range(3)]
+    data = [(ids, models[0](ids).detach()) for ids in torch.randint(0, 11, (2, 8, 4))]
+    options = {"objective": ob.RandomPoint(nn.functional.mse_loss), "data": data, "scaling": ob.Scaling(steps=2)}
+    for kinds in ("positive", "all"):
+        merged = ob.merge(models, kinds=kinds, method="weight-matching", reference="common", **options)
+        assert merged.head.weight is merged.embed.weight
 
 
 def make_transformer(seed, norm=nn.LayerNorm):

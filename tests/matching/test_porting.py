@@ -72,6 +72,15 @@ def test_changes_of_basis_carry_it_too():
     assert torch.allclose(found.model(x), fine(x), rtol=1e-6, atol=1e-8)
 
 
+def test_permutations_carry_it_where_there_is_nothing_else():
+    old = nn.Sequential(nn.Linear(4, 6), nn.Sigmoid(), nn.Linear(6, 3))
+    new, _ = permute(old, X)
+    fine = change(old)
+    found = ob.port(fine, base=old, to=new, example_inputs=X, kinds="all")
+    assert torch.allclose(found.model(X), fine(X), atol=1e-5)
+    assert "There are no positive scales or changes of basis in this symmetry." in found.alignment.notes
+
+
 def test_a_fine_tune_of_a_narrow_network_goes_to_a_wide_one():
     torch.manual_seed(0)
     old = mlp()

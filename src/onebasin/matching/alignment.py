@@ -34,7 +34,7 @@ from onebasin.tracing import Kinds
 
 WIDENED = "The model was widened to the target's size: what the target has more of are units that do nothing in it."
 """A note of an alignment."""
-_WANTED = {"positive": "positive scales", "all": "positive scales or changes of basis"}
+WANTED = {"positive": "positive scales", "all": "positive scales or changes of basis"}
 """What kinds of symmetry beside permutations ask for, in words."""
 
 
@@ -252,7 +252,7 @@ def align(
     found, learned = result.found, result.learned
     notes = [*pair.notes, *([advice] if advice and not result.is_copy else []), *result.notes]
     if not (result.is_copy or chosen.scales or chosen.bases) and kinds != "permutation":
-        notes += [f"There are no {_WANTED[kinds]} in this symmetry."]
+        notes += [f"There are no {WANTED[kinds]} in this symmetry."]
     element, of_target = found.compose(learned), found.compose_target(learned)
     whole = element if isinstance(element, Transform) else Transform(element, {})
     return Alignment(

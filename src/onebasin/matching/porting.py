@@ -16,7 +16,7 @@ from torch import nn
 
 from onebasin.landscape.batches import copy_with_state, find_example
 from onebasin.landscape.paths import Evaluate, read_metrics
-from onebasin.matching.alignment import WIDENED, Alignment, AlignOptions, align, transform_model
+from onebasin.matching.alignment import WANTED, WIDENED, Alignment, AlignOptions, align, transform_model
 from onebasin.matching.canonical_form import canonicalise
 from onebasin.matching.imitation import Imitation, learn_to_imitate
 from onebasin.matching.methods import Method, MethodName
@@ -124,6 +124,9 @@ def port(
     if kinds == "all" and symmetry is None:  # all three together: what stays in one of them stands in the way for all
         (fine_tuned, base, to), symmetry, changed = canonicalise([fine_tuned, base, to], inputs, options.get("data"))
         notes += changed
+        if not (symmetry.scales or symmetry.bases):
+            options["kinds"] = "permutation"
+            notes += [f"There are no {WANTED[kinds]} in this symmetry."]
     if symmetry is not None and symmetry.bases:
         check_fixed(symmetry, read_state(fine_tuned))
     found = align(base, to, example_inputs, symmetry, method, init=init, seed=seed, **options)

@@ -210,9 +210,11 @@ class Problem:
                 raise ValueError("the data has no batches beside those that permutations are compared on")
 
     def fresh(self, params: Mapping[str, Any]) -> StateDict:
-        """The same parameters with buffers of their own: a batch norm in train mode writes into its statistics."""
-        counted = {key for tied in self.symmetry.ties for key in tied} | set(self.keys)
-        return StateDict({k: v.clone() if isinstance(v, Tensor) and k not in counted else v for k, v in params.items()})
+        """The same parameters, tied, with buffers of their own: a batch norm in train mode writes into its statistics."""
+        ties = self.symmetry.ties
+        counted = {key for tied in ties for key in tied} | set(self.keys)
+        own = {k: v.clone() if isinstance(v, Tensor) and k not in counted else v for k, v in params.items()}
+        return StateDict(own).tie(ties)
 
     def substitute(self, state: Mapping[str, Any], live: Mapping[str, Tensor]) -> StateDict:
         """A state with other tensors in place of some of its own, everywhere they are tied, and buffers of its own."""
