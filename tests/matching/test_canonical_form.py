@@ -405,3 +405,10 @@ def test_what_a_state_needs_is_said():
         ob.canonical(state, x, module=model, balanced=True)
     with pytest.raises(ValueError, match=r"module= has no 'embed\.weight', which the state has"):
         ob.canonical(state, x, module=Function(torch.relu))
+
+
+def test_a_module_with_nan_is_refused():
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+    model[0].weight.data[0, 0] = float("nan")
+    with pytest.raises(ValueError, match=r"'0.weight' of the model holds NaN"):
+        ob.canonical(model, torch.randn(3, 4))

@@ -26,6 +26,7 @@ from onebasin.relaxation.objectives import each_tied_once, parameter_keys
 from onebasin.symmetries import Symmetry, Transform
 from onebasin.symmetries.layout import names
 from onebasin.symmetries.verification import compare
+from onebasin.tensors.comparison import check_finite
 from onebasin.tensors.gradient_mode import computing_gradients
 from onebasin.tensors.states import LazyState, M, State, StateDict, read_state
 
@@ -133,7 +134,7 @@ def canonical(
             `onebasin.checkpoints.Architecture.build_hollow`.
 
     Raises:
-        ValueError: if the model cannot be traced, or the state is not one of the module.
+        ValueError: if the model cannot be traced or its tensors hold NaN or infinity, or the state is not one of the module.
         TypeError: if the module is none.
 
     >>> import torch
@@ -153,6 +154,8 @@ def canonical(
         raise ValueError("the canonical form of a state is found by tracing: give module=, a module of its architecture")
     if balanced and not isinstance(model, nn.Module):
         raise ValueError("balanced=True needs all tensors in memory: give the module with its weights")
+    if isinstance(model, nn.Module):
+        check_finite({"the model": read_state(model)})
     traced: Any = model if isinstance(model, nn.Module) else module
     skeleton, form = _find(Skeleton(traced, example_inputs), read_state(model), symmetry, balanced, untie)
     return cast(Any, replace(form, model=_fill(model, skeleton, form.state)))
