@@ -250,6 +250,7 @@ BEYOND: list[tuple[str, int, str, str, list[Variant]]] = [
         _extend({**_CIFAR, "reset_norms": True, "replay_size": 10}, grid(lr=[0.03, 0.1], alpha=[1.0])),
     ),
     ("cifar", 1, "A-GEM", "agem", _extend(_CIFAR, grid(lr=[0.3], replay_size=[50]))),
+    ("mnist", 1, "A-GEM", "agem", _extend(_MNIST, grid(lr=[0.3, 1.0], replay_size=[256]))),
     ("mnist", 2, "DER++", "derpp", _extend(_MNIST, grid(lr=[0.003], alpha=[0.5, 1.0, 2.0]))),
 ]
 # What positive scales of units bring beside permutations, with the authors' settings and with those that validation chose.

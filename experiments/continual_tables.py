@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -30,7 +30,10 @@ PAIRS = [
     ("tuned", "re-basin, stored outputs", "residual alone, stored outputs"),
     ("tuned", "re-basin, stored outputs, late steps", "residual alone, stored outputs"),
     ("tuned", "re-basin, stored outputs, late steps", "DER++"),
+    ("tuned", "DER++", "CLeWI"),
     ("tuned", "CLeWI", "replay"),
+    ("tuned", "Stable SGD", "LwF"),
+    *(("tuned", "re-basin", row) for row in ("replay", "A-GEM", "LwF", "EWC")),
     ("kinds", "as the authors, with scales", "as the authors"),
     ("kinds", "stored outputs, late steps, with scales", "stored outputs, late steps"),
 ]
@@ -170,7 +173,7 @@ def scores(runs: Iterable[Run]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 class Difference(NamedTuple):
-    """A difference in accuracy, in points.
+    """A difference in accuracy, in points, or in forgetting.
 
     Attributes:
         mean: Over the seeds that both have.
@@ -184,22 +187,32 @@ class Difference(NamedTuple):
     num_seeds: int
     p_value: float | None
 
-    def __str__(self) -> str:
+    def __format__(self, numbers: str) -> str:
         test = f"n = {self.num_seeds}" if self.p_value is None else f"p = {self.p_value:.2g}, n = {self.num_seeds}"
-        return f"{self.mean:+.2f} ± {self.error:.2f} ({test})"
+        return f"{self.mean:+{numbers}} ± {self.error:{numbers}} ({test})"
+
+    def __str__(self) -> str:
+        return format(self, ".2f")
 
 
-def compare(ours: dict[int, Run], theirs: dict[int, Run], num_tasks: int | None = None) -> Difference:
-    """The mean difference in accuracy over the seeds that both have.
+def compare(
+    ours: dict[int, Run],
+    theirs: dict[int, Run],
+    num_tasks: int | None = None,
+    measure: Literal["accuracy", "forgetting"] = "accuracy",
+) -> Difference:
+    """The mean difference over the seeds that both have.
 
     Args:
         ours: runs by seed.
         theirs: likewise.
         num_tasks: look at the network after so many tasks; at the last one if None.
+        measure: What is compared.
     """
     seeds = sorted(ours.keys() & theirs.keys())
+    index = 0 if measure == "accuracy" else 1
     first, second = (
-        scores({**runs[seed], "rows": runs[seed]["rows"][:num_tasks]} for seed in seeds)[0] for runs in (ours, theirs)
+        scores({**runs[seed], "rows": runs[seed]["rows"][:num_tasks]} for seed in seeds)[index] for runs in (ours, theirs)
     )
     difference = first - second
     error = deviation(difference) / len(seeds) ** 0.5
@@ -209,7 +222,7 @@ def compare(ours: dict[int, Run], theirs: dict[int, Run], num_tasks: int | None 
 
 
 def _difference_table(records: list[dict[str, Any]], benchmark: str, title: str) -> list[str]:
-    """What the permutation does to the accuracy, over the stream, and other pairs of rows."""
+    """What the permutation does to the accuracy, over the stream, and to the forgetting; and other pairs of rows."""
     lines, header = [], []
     for stage, with_it, without in PAIRS:
         for layers in (1, 2):
@@ -218,13 +231,15 @@ def _difference_table(records: list[dict[str, Any]], benchmark: str, title: str)
                 continue
             last = len(next(iter(rows[with_it].values()))["rows"])
             places = [*range(5, last, 5), last]
-            header = ["", *(f"after {place} tasks" for place in places)]
+            header = ["", *(f"after {place} tasks" for place in places), "forgetting"]
             hidden = f", {layers} hidden" if benchmark == "mnist" else ""
             found = [compare(rows[with_it], rows[without], place) for place in places]
-            if (benchmark, with_it) in _OWN_MEMORY:
+            found.append(compare(rows[with_it], rows[without], measure="forgetting"))
+            if {(benchmark, with_it), (benchmark, without)} & _OWN_MEMORY:
                 found = [difference._replace(p_value=None) for difference in found]
-            lines.append([f"{stage}: {with_it} - {without}{hidden}", *map(str, found)])
-    return [f"## {title}: differences in accuracy", markdown(header, lines)] if lines else []
+            *accuracies, forgetting = found
+            lines.append([f"{stage}: {with_it} - {without}{hidden}", *map(str, accuracies), f"{forgetting:.3f}"])
+    return [f"## {title}: differences in accuracy, and in forgetting at the end", markdown(header, lines)] if lines else []
 
 
 def _table(rows: dict[str, dict[int, Run]], benchmark: str, shown: Shown) -> str:
