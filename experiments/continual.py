@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import onebasin as ob
-from experiments import continual_tables
+from experiments import continual_drawing, continual_tables
 from experiments.continual_networks import ResNet18, StackedMLP, make_mlp
 from experiments.continual_settings import LIMITS, TUNING, Variant, list_trials
 from onebasin import continual
@@ -66,6 +66,7 @@ def run(config: dict[str, Any], device: str) -> dict[str, Any]:
 def draw(records: list[dict[str, Any]], folder: Path) -> None:
     """Tables and figures."""
     continual_tables.draw(records, folder)
+    continual_drawing.draw(continual_tables.drop_superseded(records), folder)
 
 
 def _run_trial(config: dict[str, Any], device: str) -> dict[str, Any]:

@@ -240,10 +240,18 @@ FRONTS: dict[str, list[tuple[str, str, list[Variant]]]] = {
         ),
     ],
 }
-# Beyond the edges at which the settings that were chosen on Split CIFAR-100 lie, on validation data alone.
-BEYOND: list[tuple[str, str, list[Variant]]] = [
-    ("DER++", "derpp", _extend({**_CIFAR, "reset_norms": True, "replay_size": 10}, grid(lr=[0.03, 0.1], alpha=[1.0]))),
-    ("A-GEM", "agem", _extend(_CIFAR, grid(lr=[0.3], replay_size=[50]))),
+# Beyond the edges at which settings lie that were chosen, on validation data alone: stream, hidden layers, row, strategy.
+BEYOND: list[tuple[str, int, str, str, list[Variant]]] = [
+    (
+        "cifar",
+        1,
+        "DER++",
+        "derpp",
+        _extend({**_CIFAR, "reset_norms": True, "replay_size": 10}, grid(lr=[0.03, 0.1], alpha=[1.0])),
+    ),
+    ("cifar", 1, "A-GEM", "agem", _extend(_CIFAR, grid(lr=[0.3], replay_size=[50]))),
+    ("mnist", 1, "A-GEM", "agem", _extend(_MNIST, grid(lr=[0.3, 1.0], replay_size=[256]))),
+    ("mnist", 2, "DER++", "derpp", _extend(_MNIST, grid(lr=[0.003], alpha=[0.5, 1.0, 2.0]))),
 ]
 # What positive scales of units bring beside permutations, with the authors' settings and with those that validation chose.
 # Each network is trained by itself, so that both rows of a pair have the same memories.
@@ -307,7 +315,8 @@ def list_trials(quick: bool) -> list[Trial]:
         for row, variant in settings.items():
             trials.append(_trial("kinds", benchmark, row, "rebasin", [variant], kinds="permutation"))
             trials.append(_trial("kinds", benchmark, f"{row}, with scales", "rebasin", [variant], kinds="positive"))
-    trials += [{**_trial("beyond", "cifar", row, name, variants), "seeds": []} for row, name, variants in BEYOND]
+    for benchmark, layers, row, name, variants in BEYOND:
+        trials.append({**_trial("beyond", benchmark, row, name, variants, layers=layers), "seeds": []})
     return trials + _cost_trials("mnist") + _cost_trials("cifar")
 
 

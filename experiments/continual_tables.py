@@ -1,16 +1,15 @@
-"""Tables and figures of continual learning, from records alone."""
+"""Tables of continual learning, from records alone."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from scipy import stats
 
-from experiments.figures import save_svg
 from onebasin.continual import AccuracyMatrix
 from onebasin.tensors.files import write_atomically
 
@@ -31,22 +30,26 @@ PAIRS = [
     ("tuned", "re-basin, stored outputs", "residual alone, stored outputs"),
     ("tuned", "re-basin, stored outputs, late steps", "residual alone, stored outputs"),
     ("tuned", "re-basin, stored outputs, late steps", "DER++"),
+    ("tuned", "DER++", "CLeWI"),
+    ("tuned", "CLeWI", "replay"),
+    ("tuned", "Stable SGD", "LwF"),
+    *(("tuned", "re-basin", row) for row in ("replay", "A-GEM", "LwF", "EWC")),
     ("kinds", "as the authors, with scales", "as the authors"),
     ("kinds", "stored outputs, late steps, with scales", "stored outputs, late steps"),
 ]
 MIN_SEEDS = 5
 """With fewer pairs a difference is not tested."""
-_OWN_MEMORY = frozenset({"CLeWI"})
-"""Rows of Rotated MNIST whose seeds are not one stack of networks: their memories hold other examples for the same seed."""
+_OWN_MEMORY = frozenset({("mnist", "CLeWI")})
+"""Rows whose seeds are no stack of networks, where those of the others are: for the same seed they have other memories."""
 _WITHOUT_MEMORY = frozenset({"finetune", "ewc", "lwf", "stable_sgd"})
 _NUM_CLASSES = {"mnist": 10, "cifar": 5}
 """Of each task."""
 _ABOUT_TESTS = (
     "Differences are means over paired seeds, with their standard error. p is of a two-sided paired t-test on the n seeds "
     f"that both rows have, not corrected for the number of comparisons; with fewer than {MIN_SEEDS} seeds there is none. "
-    "There is none for CLeWI either: for the same seed its memory holds other examples than that of the others. *Memory* is "
-    "what is stored at the end of the stream, *to joint training* the accuracy less that of joint training, by the authors' "
-    "settings."
+    "There is none for CLeWI on Rotated MNIST either: for the same seed its memory holds other examples than that of the "
+    "others. *Memory* is what is stored at the end of the stream, *to joint training* the accuracy less that of joint "
+    "training, by the authors' settings."
 )
 # Accuracy in percent and forgetting, as the paper prints them.
 PAPER = {
@@ -70,8 +73,8 @@ PAPER = {
 
 
 def draw(records: list[dict[str, Any]], folder: Path) -> None:
-    """Print and write the tables, and draw accuracy over time."""
-    good = drop_superseded([record for record in records if "error" not in record["result"]])
+    """Print and write the tables."""
+    good = drop_superseded(records)
     for record in records:
         if "error" in record["result"]:
             print(f"a trial of the stage {record['config']['stage']!r} failed: {record['result']['error'].splitlines()[-1]}")
@@ -94,23 +97,22 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
     print(text)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "continual.md", lambda file: _write(file, text))
-    _draw_curves(good, folder)
-    _draw_fronts(good, folder)
 
 
 def drop_superseded(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without records of rows that were run again later, on the same seeds or more, with other settings or grids.
+    """Without failures, and without rows that were run again later, on the same seeds or more, with other settings or grids.
 
-    A row of the stage "front" is one of the stage "tuned" too: its best setting is chosen in the same way.
+    A row of the stage "front" is one of the stage "tuned" too: its best setting is chosen in the same way, from more.
     """
+    good = [record for record in records if "error" not in record["result"]]
 
-    def replaces(later: dict[str, Any], earlier: dict[str, Any]) -> bool:
-        a, b = later["config"], earlier["config"]
+    def replaces(other: int, one: int) -> bool:
+        a, b = good[other]["config"], good[one]["config"]
         same = all(a.get(key) == b.get(key) for key in ("benchmark", "layers", "row", "capture"))
-        again = a["stage"] == b["stage"] or (a["stage"], b["stage"]) == ("front", "tuned")
+        again = (a["stage"] == b["stage"] and other > one) or (a["stage"], b["stage"]) == ("front", "tuned")
         return same and again and set(a.get("seeds", ())) >= set(b.get("seeds", ()))
 
-    return [each for i, each in enumerate(records) if not any(replaces(later, each) for later in records[i + 1 :])]
+    return [good[one] for one in range(len(good)) if not any(replaces(other, one) for other in range(len(good)))]
 
 
 def is_of(config: dict[str, Any], stage: str, benchmark: str, layers: int) -> bool:
@@ -171,7 +173,7 @@ def scores(runs: Iterable[Run]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 class Difference(NamedTuple):
-    """A difference in accuracy, in points.
+    """A difference in accuracy, in points, or in forgetting.
 
     Attributes:
         mean: Over the seeds that both have.
@@ -185,32 +187,42 @@ class Difference(NamedTuple):
     num_seeds: int
     p_value: float | None
 
-    def __str__(self) -> str:
+    def __format__(self, numbers: str) -> str:
         test = f"n = {self.num_seeds}" if self.p_value is None else f"p = {self.p_value:.2g}, n = {self.num_seeds}"
-        return f"{self.mean:+.2f} ± {self.error:.2f} ({test})"
+        return f"{self.mean:+{numbers}} ± {self.error:{numbers}} ({test})"
+
+    def __str__(self) -> str:
+        return format(self, ".2f")
 
 
-def compare(ours: dict[int, Run], theirs: dict[int, Run], num_tasks: int | None = None) -> Difference:
-    """The mean difference in accuracy over the seeds that both have.
+def compare(
+    ours: dict[int, Run],
+    theirs: dict[int, Run],
+    num_tasks: int | None = None,
+    measure: Literal["accuracy", "forgetting"] = "accuracy",
+) -> Difference:
+    """The mean difference over the seeds that both have.
 
     Args:
         ours: runs by seed.
         theirs: likewise.
         num_tasks: look at the network after so many tasks; at the last one if None.
+        measure: What is compared.
     """
     seeds = sorted(ours.keys() & theirs.keys())
+    index = 0 if measure == "accuracy" else 1
     first, second = (
-        scores({**runs[seed], "rows": runs[seed]["rows"][:num_tasks]} for seed in seeds)[0] for runs in (ours, theirs)
+        scores({**runs[seed], "rows": runs[seed]["rows"][:num_tasks]} for seed in seeds)[index] for runs in (ours, theirs)
     )
     difference = first - second
-    error = _deviation(difference) / len(seeds) ** 0.5
+    error = deviation(difference) / len(seeds) ** 0.5
     is_tested = len(seeds) >= MIN_SEEDS and difference.std() > 0
     p_value = float(stats.ttest_rel(first, second).pvalue) if is_tested else None
     return Difference(float(difference.mean()), error, len(seeds), p_value)
 
 
 def _difference_table(records: list[dict[str, Any]], benchmark: str, title: str) -> list[str]:
-    """What the permutation does to the accuracy, over the stream, and other pairs of rows."""
+    """What the permutation does to the accuracy, over the stream, and to the forgetting; and other pairs of rows."""
     lines, header = [], []
     for stage, with_it, without in PAIRS:
         for layers in (1, 2):
@@ -219,11 +231,15 @@ def _difference_table(records: list[dict[str, Any]], benchmark: str, title: str)
                 continue
             last = len(next(iter(rows[with_it].values()))["rows"])
             places = [*range(5, last, 5), last]
-            header = ["", *(f"after {place} tasks" for place in places)]
+            header = ["", *(f"after {place} tasks" for place in places), "forgetting"]
             hidden = f", {layers} hidden" if benchmark == "mnist" else ""
             found = [compare(rows[with_it], rows[without], place) for place in places]
-            lines.append([f"{stage}: {with_it} - {without}{hidden}", *map(str, found)])
-    return [f"## {title}: differences in accuracy", markdown(header, lines)] if lines else []
+            found.append(compare(rows[with_it], rows[without], measure="forgetting"))
+            if {(benchmark, with_it), (benchmark, without)} & _OWN_MEMORY:
+                found = [difference._replace(p_value=None) for difference in found]
+            *accuracies, forgetting = found
+            lines.append([f"{stage}: {with_it} - {without}{hidden}", *map(str, accuracies), f"{forgetting:.3f}"])
+    return [f"## {title}: differences in accuracy, and in forgetting at the end", markdown(header, lines)] if lines else []
 
 
 def _table(rows: dict[str, dict[int, Run]], benchmark: str, shown: Shown) -> str:
@@ -234,27 +250,21 @@ def _table(rows: dict[str, dict[int, Run]], benchmark: str, shown: Shown) -> str
     for row, found in rows.items():
         accuracy, forgetting, drop = scores(found.values())
         moved = [share for run in found.values() for share in run["moved"]]
-        cells = [row, f"{accuracy.mean():.2f} ± {_deviation(accuracy):.2f}"]
+        cells = [row, f"{accuracy.mean():.2f} ± {deviation(accuracy):.2f}"]
         cells.append("" if shown.joint is None else f"{accuracy.mean() - shown.joint:+.2f}")
-        cells += [f"{forgetting.mean():.3f} ± {_deviation(forgetting):.3f}", f"{drop.mean():.3f}", shown.memories[row]]
+        cells += [f"{forgetting.mean():.3f} ± {deviation(forgetting):.3f}", f"{drop.mean():.3f}", shown.memories[row]]
         cells += [f"{100 * float(np.mean(moved)):.0f} %" if moved else "", str(len(found))]
         if reference is None or row == reference:
             cells.append("")
         else:
             difference = compare(found, rows[reference])
-            cells.append(str(difference._replace(p_value=None) if row in _OWN_MEMORY else difference))
+            paired = (benchmark, row) not in _OWN_MEMORY
+            cells.append(str(difference if paired else difference._replace(p_value=None)))
         lines.append([*cells, PAPER[benchmark].get(row, "")])
     return markdown(header, lines)
 
 
-PUBLISHED = {
-    "mnist": {"the paper": (78.14, 0.12), "MC-SGD, published": (82.3, 0.08)},
-    "cifar": {"the paper": (51.34, 0.07), "MC-SGD, published": (63.3, 0.06)},
-}
-"""Accuracy in percent and forgetting, beside the fronts."""
-
-
-def _fronts(records: Iterable[dict[str, Any]], benchmark: str) -> dict[str, dict[str, Any]]:
+def find_fronts(records: Iterable[dict[str, Any]], benchmark: str) -> dict[str, dict[str, Any]]:
     """The results of the stage "front" by row."""
     found = (r for r in records if (r["config"]["stage"], r["config"]["benchmark"]) == ("front", benchmark))
     return {record["config"]["row"]: record["result"] for record in found}
@@ -262,7 +272,7 @@ def _fronts(records: Iterable[dict[str, Any]], benchmark: str) -> dict[str, dict
 
 def _front_table(records: list[dict[str, Any]], benchmark: str, title: str) -> list[str]:
     """For each strategy the best setting, and the best of those that forgot little on validation data, on test data."""
-    fronts, lines = _fronts(records, benchmark), []
+    fronts, lines = find_fronts(records, benchmark), []
     peer = {run["seed"]: run for run in fronts.get("DER++", {}).get("runs", ())}
     for row, result in fronts.items():
         points = [("best accuracy", result["runs"])]
@@ -270,44 +280,42 @@ def _front_table(records: list[dict[str, Any]], benchmark: str, title: str) -> l
         for chosen, runs in points:
             accuracy, forgetting, _ = scores(runs)
             difference = str(compare({run["seed"]: run for run in runs}, peer)) if peer and row != "DER++" else ""
-            numbers = [f"{v.mean():.{d}f} ± {_deviation(v):.{d}f}" for v, d in ((accuracy, 2), (forgetting, 3))]
+            numbers = [f"{v.mean():.{d}f} ± {deviation(v):.{d}f}" for v, d in ((accuracy, 2), (forgetting, 3))]
             lines.append([row, chosen, *numbers, difference, f"`{json.dumps(runs[0]['variant'])}`"])
     header = ["", "chosen on validation data", "accuracy %", "forgetting", "difference to DER++ at its best", "setting"]
     return [f"## {title}: accuracy against forgetting", markdown(header, lines)] if lines else []
 
 
-def find_front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Of points (accuracy, forgetting) those that no other one is ahead of in both, by rising forgetting.
-
-    >>> find_front([(0.5, 0.1), (0.6, 0.2), (0.4, 0.15)])
-    [(0.5, 0.1), (0.6, 0.2)]
-    """
-    front: list[tuple[float, float]] = []
-    for accuracy, forgetting in sorted(points, key=lambda point: (point[1], -point[0])):
-        if not front or accuracy > front[-1][0]:
-            front.append((accuracy, forgetting))
-    return front
-
-
 def _tuning_table(records: list[dict[str, Any]], benchmark: str, title: str) -> list[str]:
-    """For each strategy what was chosen, and by how much."""
+    """For each strategy what was chosen, and by how much; settings beyond the grid were tried once that was known."""
     lines = []
     for record in records:
-        config, tuning = record["config"], record["result"].get("tuning")
-        if config["benchmark"] == benchmark and tuning:
-            ranked = sorted(tuning, key=lambda run: -AccuracyMatrix(run["rows"]).average)
-            common = set.intersection(*(set(map(str, run["variant"].items())) for run in tuning))
-            for run in ranked:
-                matrix = AccuracyMatrix(run["rows"])
-                own = {key: value for key, value in run["variant"].items() if str((key, value)) not in common}
-                numbers = [f"{100 * matrix.average:.2f}", f"{matrix.forgetting:.3f}"]
-                chosen = ""
-                if run["variant"] == record["result"]["runs"][0]["variant"]:
-                    edges = find_edges(run["variant"], config["variants"])
-                    chosen = f"yes, at an edge of {', '.join(edges)}" if edges else "yes"
-                lines.append([config["row"], f"`{json.dumps(own)}`", *numbers, chosen])
+        config = record["config"]
+        if config["benchmark"] != benchmark or config["stage"] == "beyond" or not record["result"].get("tuning"):
+            continue
+        beyond = find_beyond(records, config)
+        extra = [run for each in beyond for run in each["result"]["tuning"]]
+        grid = [variant for each in (record, *beyond) for variant in each["config"]["variants"]]
+        tuning = record["result"]["tuning"] + extra
+        common = set.intersection(*(set(map(str, run["variant"].items())) for run in tuning))
+        name = config["row"] + (", two hidden layers" if config["layers"] == 2 else "")
+        for run in sorted(tuning, key=lambda run: -AccuracyMatrix(run["rows"]).average):
+            matrix = AccuracyMatrix(run["rows"])
+            own = {key: value for key, value in run["variant"].items() if str((key, value)) not in common}
+            numbers = [f"{100 * matrix.average:.2f}", f"{matrix.forgetting:.3f}"]
+            chosen = "beyond the grid" if run in extra else ""
+            if run["variant"] == record["result"]["runs"][0]["variant"]:
+                edges = find_edges(run["variant"], grid)
+                chosen = f"yes, at an edge of {', '.join(edges)}" if edges else "yes"
+            lines.append([name, f"`{json.dumps(own)}`", *numbers, chosen])
     header = ["", "setting", "accuracy %", "forgetting", "chosen"]
     return [f"## {title}: grids on validation data", markdown(header, lines)] if lines else []
+
+
+def find_beyond(records: Iterable[dict[str, Any]], config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Records of settings beyond the grid of a row."""
+    same = ("benchmark", "layers", "row")
+    return [r for r in records if r["config"]["stage"] == "beyond" and all(r["config"][key] == config[key] for key in same)]
 
 
 def find_edges(chosen: dict[str, Any], grid: Sequence[dict[str, Any]]) -> list[str]:
@@ -334,12 +342,12 @@ def _cost_table(records: list[dict[str, Any]], benchmark: str, title: str) -> li
         for capture in (True, False):
             if capture in found and capture in costs["replay"]:
                 now, other = found[capture]["milliseconds"], costs["replay"][capture]["milliseconds"]
-                cells.append(f"{now:.3f} ({now / other:.1f})")
+                peak = found[capture].get("peak_memory")
+                cells += [f"{now:.3f} ({now / other:.1f})", "" if peak is None else f"{peak / 2**20:.0f}"]
             else:
-                cells.append("")
-        peak = found.get(True, found.get(False, {})).get("peak_memory")
-        lines.append([*cells, "" if peak is None else f"{peak / 2**20:.0f}"])
-    header = ["", "captured, ms per step (times replay)", "not captured", "peak memory, MiB"]
+                cells += ["", ""]
+        lines.append(cells)
+    header = ["", "captured, ms per step (times replay)", "memory, MiB", "not captured", "memory, MiB"]
     return [f"## {title}: cost of a step", markdown(header, lines)]
 
 
@@ -349,7 +357,8 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _deviation(values: np.ndarray) -> float:
+def deviation(values: np.ndarray) -> float:
+    """Between runs; 0 of a single one."""
     return float(values.std(ddof=1)) if len(values) > 1 else 0.0
 
 
@@ -360,61 +369,3 @@ def _describe_machines(records: list[dict[str, Any]]) -> str:
 
 def _write(file: Path, text: str) -> None:
     file.write_text(text)
-
-
-def _draw_curves(records: list[dict[str, Any]], folder: Path) -> None:
-    """For each benchmark, the mean accuracy of the tasks so far over time, a line per strategy."""
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
-
-        from onebasin.plots.style import COLORS
-    except ImportError:
-        print("for pictures: pip install 'onebasin[plots]'")
-        return
-    for benchmark, title in BENCHMARKS.items():
-        rows = collect(records, "tuned", benchmark)
-        if not rows:
-            continue
-        figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-        ax = figure.subplots()
-        best_first = sorted(rows.items(), key=lambda item: -float(scores(item[1].values())[0].mean()))
-        for number, (row, found) in enumerate(best_first):
-            means = np.array([[100 * np.mean(line) for line in run["rows"]] for run in found.values()])
-            steps, middle, spread = np.arange(1, means.shape[1] + 1), means.mean(0), means.std(0)
-            color, style = COLORS[number % len(COLORS)], "-" if number < len(COLORS) else "--"
-            ax.plot(steps, middle, style, color=color, label=row, linewidth=2 if row == "re-basin" else 1.2)
-            ax.fill_between(steps, middle - spread, middle + spread, color=color, alpha=0.15, linewidth=0)
-        ax.set(xlabel="tasks learned", ylabel="mean accuracy of the tasks so far, %", title=title)
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-        save_svg(figure, folder / f"continual-{benchmark}.svg")
-
-
-def _draw_fronts(records: list[dict[str, Any]], folder: Path) -> None:
-    """Accuracy against forgetting: on validation data the front of each strategy, on test data what was chosen."""
-    fronts = {benchmark: found for benchmark in BENCHMARKS if (found := _fronts(records, benchmark))}
-    if not fronts:
-        return
-    from matplotlib.figure import Figure
-
-    from onebasin.plots.style import COLORS
-
-    figure = Figure(figsize=(5.6 * len(fronts), 4.2), layout="constrained")
-    for ax, (benchmark, found) in zip(figure.subplots(1, len(fronts), squeeze=False)[0], fronts.items(), strict=True):
-        for color, (row, result) in zip(COLORS, found.items(), strict=False):
-            matrices = [AccuracyMatrix(run["rows"]) for run in result["tuning"]]
-            front = find_front((100 * matrix.average, matrix.forgetting) for matrix in matrices)
-            ax.plot([f for _, f in front], [a for a, _ in front], "--", color=color, linewidth=1, alpha=0.6)
-            for runs in (result["runs"], *(point["runs"] for point in result["front"])):
-                accuracy, forgetting, _ = scores(runs)
-                spread = {"xerr": _deviation(forgetting), "yerr": _deviation(accuracy)}
-                label = row if runs is result["runs"] else None
-                ax.errorbar(forgetting.mean(), accuracy.mean(), **spread, fmt="o", color=color, label=label, capsize=2)
-        for marker, (name, (accuracy, forgetting)) in zip("*D", PUBLISHED[benchmark].items(), strict=True):
-            ax.plot(forgetting, accuracy, marker, color="black", markersize=9, label=name)
-        ax.set(xlabel="forgetting", ylabel="accuracy, %", title=BENCHMARKS[benchmark])
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.legend(frameon=False, fontsize=8)
-    save_svg(figure, folder / "continual-front.svg")

@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
-from experiments import continual, continual_tables
-from experiments.continual_settings import ABLATIONS, FRONTS, TUNED, TUNING, list_trials
+from experiments import continual, continual_drawing, continual_tables
+from experiments.continual_settings import ABLATIONS, BEYOND, TUNING, list_trials
 from experiments.frame import identify, read_records
 from onebasin.continual import AccuracyMatrix, RebasinStrategy, rotated
 
@@ -27,7 +27,7 @@ def test_every_run_on_mnist_can_be_made():
     num_made = 0
     for trial in list_trials(quick=False):
         if trial["benchmark"] == "mnist":
-            seeds = trial["seeds"][:1] if trial["strategy"] == "clewi" else trial["seeds"]
+            seeds = trial["seeds"][:1] if trial["strategy"] == "clewi" else trial["seeds"] or TUNING["mnist"].seeds
             for variant in trial["variants"]:
                 strategy = continual.make_strategy(trial, variant, seeds, "cpu")
                 assert isinstance(strategy, RebasinStrategy) == (trial["strategy"] == "rebasin")
@@ -68,17 +68,35 @@ def test_no_seed_is_both_tuned_and_tested_on():
 
 @pytest.mark.parametrize("row", ["EWC", "LwF", "A-GEM", "DER++"])
 def test_what_was_chosen_does_not_lie_at_the_edge_of_a_grid(row):
-    """If this fails after new records, widen the grid and run the row again."""
-    chosen = [
-        (record["config"]["benchmark"], record["result"]["runs"][0]["variant"])
-        for record in read_records(RESULTS / "continual.jsonl")
-        if record["config"]["row"] == row and record["config"]["stage"] in ("tuned", "front")
-    ]
-    assert {benchmark for benchmark, _ in chosen} == {"mnist", "cifar"}
-    for benchmark, variant in chosen:
-        grids = [variants for name, _, variants in TUNED[benchmark] + FRONTS[benchmark] if name == row]
-        assert variant in max(grids, key=len)
-        assert continual_tables.find_edges(variant, max(grids, key=len)) == []
+    """The grid is all that ran on validation data. If this fails after new records, run more settings, or the row again."""
+    records = [each for each in read_records(RESULTS / "continual.jsonl") if each["config"]["row"] == row]
+    chosen = [each for each in continual_tables.drop_superseded(records) if each["config"]["stage"] in ("tuned", "front")]
+    assert {each["config"]["benchmark"] for each in chosen} == {"mnist", "cifar"}
+    for record in chosen:
+        config, variant = record["config"], record["result"]["runs"][0]["variant"]
+        place = ("benchmark", "layers")
+        same = [each for each in records if all(each["config"][key] == config[key] for key in place)]
+        grid = [setting for each in same if "tuning" in each["result"] for setting in each["config"]["variants"]]
+        assert variant in grid
+        assert continual_tables.find_edges(variant, grid) == []
+
+
+def test_settings_beyond_a_grid_are_better_on_validation_data_only_where_the_notes_say_so():
+    """A-GEM on Split CIFAR-100 is better at a rate of 0.3, so its row understates it until it is run again."""
+    records = continual_tables.drop_superseded(read_records(RESULTS / "continual.jsonl"))
+    known = {identify(record["config"]) for record in records}
+    beyond = [trial for trial in list_trials(quick=False) if trial["stage"] == "beyond"]
+    assert [identify(trial) in known for trial in beyond] == [True] * len(BEYOND)
+    better = []
+    for record in records:
+        config, result = record["config"], record["result"]
+        tried = [run for each in continual_tables.find_beyond(records, config) for run in each["result"]["tuning"]]
+        if tried and config["stage"] in ("tuned", "front"):
+            variant = result["runs"][0]["variant"]
+            chosen = next(AccuracyMatrix(run["rows"]).average for run in result["tuning"] if run["variant"] == variant)
+            if max(AccuracyMatrix(run["rows"]).average for run in tried) > chosen:
+                better.append((config["benchmark"], config["layers"], config["row"]))
+    assert better == [("cifar", 1, "A-GEM")]
 
 
 def test_edges_are_those_of_numbers_with_several_values():
@@ -107,6 +125,9 @@ def test_scores_and_comparison():
     assert (found.mean, found.error, found.num_seeds) == pytest.approx((differences.mean(), error, 5))
     assert found.p_value == pytest.approx(2 * stats.t.sf(abs(differences.mean()) / error, df=4))
     assert str(found).endswith(f"(p = {found.p_value:.2g}, n = 5)")
+    forgetting = continual_tables.compare(rows["other"], rows["re-basin"], measure="forgetting")
+    assert forgetting.mean == pytest.approx(np.mean([0.2 - (0.1 - 0.01 * seed) for seed in range(5)]))
+    assert f"{forgetting:.3f}".startswith("+0.120 ± 0.007 (p = ")
 
 
 def test_fewer_than_five_seeds_give_no_p_value():
@@ -121,17 +142,21 @@ def test_fewer_than_five_seeds_give_no_p_value():
 def test_a_row_that_was_run_again_counts_once():
     def record(seeds: list[int], **config) -> dict:
         base = {"stage": "tuned", "benchmark": "mnist", "layers": 1, "row": "EWC", "seeds": seeds}
-        return {"config": {**base, **config}}
+        return {"config": {**base, **config}, "result": {}}
 
     old, more, other, new = record([0, 1]), record([5, 6]), record([0, 1], layers=2), record([0, 1, 2])
     assert continual_tables.drop_superseded([old, more, other, new]) == [more, other, new]
+    front = record([0, 1, 2], stage="front")
+    assert continual_tables.drop_superseded([old, front]) == [front]
+    assert continual_tables.drop_superseded([front, new]) == [front]
+    assert continual_tables.drop_superseded([{**new, "result": {"error": "no room"}}, old]) == [old]
 
 
 def test_drawing(tmp_path, capsys):
     matrices = [[[0.9], [0.8, 0.7]]] * 2
     failed = {"config": {"stage": "tuned"}, "result": {"error": "RuntimeError: no room"}}
     records = [make_record("tuned", row, matrices) for row in ("re-basin", "replay")]
-    continual_tables.draw([*records, failed], tmp_path)
+    continual.draw([*records, failed], tmp_path)
     assert "75.00 ± 0.00 |  | 0.100 ± 0.000" in (tmp_path / "continual.md").read_text()
     assert "no room" in capsys.readouterr().out
 
@@ -207,7 +232,7 @@ def test_dropout_is_that_of_the_setting_on_both_benchmarks():
 
 def test_the_front_is_what_nothing_is_ahead_of():
     points = [(80.0, 0.1), (85.0, 0.2), (79.0, 0.05), (70.0, 0.15), (85.0, 0.3)]
-    assert continual_tables.find_front(points) == [(79.0, 0.05), (80.0, 0.1), (85.0, 0.2)]
+    assert continual_drawing.find_front(points) == [(79.0, 0.05), (80.0, 0.1), (85.0, 0.2)]
 
 
 def test_settings_that_forget_little_are_chosen_among_those():
@@ -221,6 +246,22 @@ def test_settings_that_forget_little_are_chosen_among_those():
     assert continual.choose([tuning[0]], limit=0.06) is None
 
 
+def test_settings_beyond_a_grid_stand_in_the_table_of_the_grid(tmp_path):
+    record = make_record("tuned", "DER++", [[[0.9], [0.8, 0.7]]])
+    record["result"]["runs"][0]["variant"] = {"lr": 0.1}
+    record["result"]["tuning"] = [{"variant": {"lr": lr}, "rows": [[0.9], [0.8, lr]]} for lr in (0.01, 0.1)]
+    record["config"]["variants"] = [{"lr": 0.01}, {"lr": 0.1}]
+    further = {"variant": {"lr": 1.0}, "rows": [[0.9], [0.8, 0.05]]}
+    beyond = {**record, "result": {"tuning": [further]}, "config": {**record["config"], "stage": "beyond"}}
+    beyond["config"]["variants"] = [{"lr": 1.0}]
+    continual_tables.draw([record, beyond], tmp_path)
+    table = (tmp_path / "continual.md").read_text()
+    assert '| DER++ | `{"lr": 0.1}` | 45.00 | 0.100 | yes |' in table
+    assert '| DER++ | `{"lr": 1.0}` | 42.50 | 0.100 | beyond the grid |' in table
+    continual_tables.draw([record], tmp_path)
+    assert "yes, at an edge of lr" in (tmp_path / "continual.md").read_text()
+
+
 def test_fronts_are_drawn(tmp_path, capsys):
     matrix = [[0.9], [0.85, 0.9]]
     records = []
@@ -230,7 +271,7 @@ def test_fronts_are_drawn(tmp_path, capsys):
         record["result"]["front"] = [{"limit": 0.06, "runs": record["result"]["runs"]}]
         record["config"]["variants"] = [{"lr": 0.1}]
         records.append(record)
-    continual_tables.draw(records, tmp_path)
+    continual.draw(records, tmp_path)
     assert "| re-basin | forgets at most 0.06 | 81.25 ± " in capsys.readouterr().out
     assert (tmp_path / "continual-front.svg").is_file()
 
