@@ -2,7 +2,7 @@
 
 A label says which class is the first. The scores of two networks also say how the others follow, and that is much of what
 their average has to keep (distillation, Hinton et al. 2015). Inputs that stand in for real ones are all but solved by every
-network, so their labels teach little; their scores teach more.
+network, so their labels teach little; their scores may teach more.
 """
 
 from __future__ import annotations
