@@ -113,17 +113,20 @@ def _check_different(paths: Sequence[Path | None]) -> None:
 def note_companions(output: Output, *written: tuple[Path, Checkpoint]) -> list[str]:
     """Print, and return, which files of the input folders are not copied into the outputs that are written like them."""
     notes = [f"{path}: {note}" for path, like in written for note in find_companions(like).notes]
-    for note in notes:
-        output.note(note)
+    output.note(*notes)
     return notes
 
 
 def note_about(output: Output, path: Path, notes: Sequence[str]) -> list[str]:
     """Print, and return, remarks about a file."""
     found = [f"{path}: {note}" for note in notes]
-    for note in found:
-        output.note(note)
+    output.note(*found)
     return found
+
+
+def note_left_out(output: Output, path: Path, like: Checkpoint) -> list[str]:
+    """Print, and return, what an output like a checkpoint lacks: files of its folder, and entries beside the model."""
+    return note_companions(output, (path, like)) + note_about(output, path, note_left_entries(like))
 
 
 def check_training_entries(

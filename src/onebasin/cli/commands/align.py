@@ -153,9 +153,8 @@ def align(
         lines = LineEvaluator(models, inputs.read_loss(loss), inputs.read_data(data if report else None, "test"),
                               repair=repair, device=device)  # fmt: skip
         paths = lines.evaluate_lines({"as they are": moved}, progress)
-        first, second = alignment.load(models, kinds, dtype=dtype)
-        known = alignment.symmetry_of(models, kinds, untie=untie, dtype=dtype)
-        result = ob.align(second, to=first, progress=progress, engine=running, **known, **alignment.arguments)
+        (first, second), arguments = alignment.prepare(models, kinds, untie=untie, dtype=dtype)
+        result = ob.align(second, to=first, progress=progress, engine=running, **arguments)
         if kinds == "permutation":
             element, start, state = result.permutation, None, result.permutation.apply(moved)
             entries = entries if model_only else move_training_entries(element, moved, ignore or ())

@@ -128,8 +128,8 @@ def port(
     beside = outputs.write_card(made)
     with output.progress() as progress, inputs.explain_data_errors(alignment.data if imitated is None else imitated):
         run = kinds != "permutation" or len(scales) > 1
-        new, old, *further = alignment.load(models, kinds, run)
-        arguments = {"progress": progress, **alignment.symmetry_of(models, kinds, run), **alignment.arguments}
+        (new, old, *further), arguments = alignment.prepare(models, kinds, run)
+        arguments["progress"] = progress
         if is_lora:
             folds = find_folds(old, new, arguments["example_inputs"]) if kinds == "all" else None
             found, chosen, losses = ob.align(old, to=new, **arguments), 1.0, {}
