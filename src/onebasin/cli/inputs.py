@@ -141,6 +141,12 @@ class AlignmentOptions:
     runs_networks: bool
     device: str
 
+    @property
+    def moves_both(self) -> bool:
+        """Whether scales and bases of the target are learned as well."""
+        scaling = self.arguments.get("scaling")
+        return scaling is not None and scaling.both
+
     def holds_models(self, models: CheckpointSet, kinds: Kinds, run: bool = False) -> bool:
         """Whether networks are loaded: they are run, or scales and bases are learned, as asked for or of small ones.
 

@@ -19,7 +19,7 @@ from onebasin.cli.console import Output
 from onebasin.cli.line_evaluation import LineEvaluator, list_numbers
 from onebasin.cli.mergekit import MergekitRun
 from onebasin.cli.run_record import RunRecord, record_run
-from onebasin.cli.saved_elements import ElementFolder, place_elements
+from onebasin.cli.saved_elements import ElementFolder
 from onebasin.engines import Engine
 from onebasin.engines.work_meter import WRITING
 from onebasin.landscape.calibration import RepairForm
@@ -42,9 +42,11 @@ _OF_TWINS = (
 
 @dataclass(frozen=True)
 class MergeRequest:
-    """What to merge, and how: options of `merge` as they were read.
+    """What to merge, how, and where to write it: options of `merge` as they were read.
 
     Attributes:
+        aligned: the models for mergekit, if that merges them.
+        saved: where what was done to each model is written, if it is.
         shares: the weights of the models in the average.
         by_layer: other weights, by patterns of the names of tensors.
         form: of the repair, after the default was chosen; None for no repair.
@@ -52,7 +54,11 @@ class MergeRequest:
         parameters: of the method of mergekit.
     """
 
-    paths: list[Path]
+    models: list[Path]
+    out: Path
+    aligned: AlignedFolders | None
+    saved: ElementFolder | None
+    report: Path | None
     shares: list[float]
     by_layer: dict[str, list[float]]
     reference: Reference
@@ -70,23 +76,6 @@ class MergeRequest:
     seed: int
     force: bool
 
-
-@dataclass(frozen=True)
-class MergePlaces:
-    """Where `merge` writes.
-
-    Attributes:
-        out: the merge.
-        aligned: the models for mergekit, if that merges them.
-        saved: what was done to each model, unless that is not written.
-        report: the report, if one is written.
-    """
-
-    out: Path
-    aligned: AlignedFolders | None
-    saved: ElementFolder | None
-    report: Path | None
-
     @property
     def for_mergekit(self) -> list[Path]:
         """The models for mergekit, and its configuration."""
@@ -94,7 +83,7 @@ class MergePlaces:
 
     @property
     def paths(self) -> list[Path]:
-        """All of them, in the order in which they are named to the user."""
+        """All outputs, in the order in which they are named to the user."""
         found = (self.out, *self.for_mergekit, self.saved and self.saved.path, self.report)
         return [path for path in found if path is not None]
 
@@ -104,19 +93,16 @@ class MergePlaces:
         by_mergekit = [self.out, self.aligned.configuration] if self.aligned else []
         return [path for path in self.paths if path not in by_mergekit]
 
-    def check(
-        self, files: Sequence[Checkpoint], sources: Sequence[Path | Checkpoint], force: bool, dtype: torch.dtype | None,
-        staged: int,
-    ) -> None:  # fmt: skip
-        """Refuse, before any work, what cannot or should not be written; `staged` bytes of the output are on the disk."""
+    def check_outputs(self, files: Sequence[Checkpoint], sources: Sequence[Path | Checkpoint], staged: int) -> None:
+        """Refuse, before any work, what cannot or should not be written; `staged` bytes of `out` are on the disk."""
         card = outputs.place_card(self.out, files[0])
         if self.aligned is None:
-            outputs.check_outputs(self.out, files[0], sources, [self.report, card], force, dtype, staged)
+            outputs.check_outputs(self.out, files[0], sources, [self.report, card], self.force, self.dtype, staged)
         else:
             mergekit.check_folders(files)
-            self.aligned.check(files, sources, self.report, force)
+            self.aligned.check(files, sources, self.report, self.force)
         if self.saved is not None:
-            self.saved.check(sources, [self.out, self.report, *self.for_mergekit], force)
+            self.saved.check(sources, [self.out, self.report, *self.for_mergekit], self.force)
         outputs.check_drawing(self.report)
 
 
@@ -156,62 +142,47 @@ class _Measures:
     unaligned: dict[str, float]
 
 
-def place_merge(
-    out: Path, paths: Sequence[Path], first: Checkpoint, kinds: Kinds, then: str | None, permutations: Path | None,
-    without: bool, report: Path | None,
-) -> MergePlaces:  # fmt: skip
-    """Where the outputs go that are asked for; `permutations` is the folder that the user chose for what was done."""
-    what = "permutation" if kinds == "permutation" else "transform"
-    saved = None if without else place_elements(out, first.layout.is_folder, what, paths, permutations)
-    return MergePlaces(out, AlignedFolders(out, paths, kinds != "permutation") if then else None, saved, report)
-
-
 def carry_out(
-    request: MergeRequest, places: MergePlaces, output: Output, running: Engine, files: Sequence[Checkpoint],
-    models: CheckpointSet, left_out: Sequence[str], summary: dict[str, Any],
+    request: MergeRequest, output: Output, running: Engine, files: Sequence[Checkpoint], models: CheckpointSet,
+    left_out: Sequence[str], summary: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Merge, write, measure and report.
-
-    Args:
-        request: what to merge, and how.
-        places: where to write; all have been checked.
-        output: for what is printed.
-        running: by which the work is done.
-        files: the checkpoints as they are stored.
-        models: the same under the names of their architecture.
-        left_out: notes that were printed already.
-        summary: the first part of the result.
-    """
+    """Merge, write, measure and report; `summary` is the first part of the result."""
     engine_choice.begin_journal(output, running)
     data, like = request.alignment.data, models.checkpoints[0]
     with output.progress() as progress, running.meter.reporting(progress), inputs.explain_data_errors(data):
         running.meter.expect(WRITING, like.num_bytes)
-        is_recorded = places.report is not None or files[0].layout.is_folder
-        record = record_run(output, request.paths, files, request.seed, running) if is_recorded else None
-        tested = inputs.read_data(request.data if places.report else None, "test")
+        is_recorded = request.report is not None or files[0].layout.is_folder
+        record = record_run(output, request.models, files, request.seed, running) if is_recorded else None
+        tested = inputs.read_data(request.data if request.report else None, "test")
         lines = LineEvaluator(models, inputs.read_loss(request.loss), tested, device=request.alignment.device)
         lines.evaluate_state(like)  # what does not fit the data fails now, and not after the alignment
         merged = _merge(request, models, progress, running)
         found = merged.found
-        if places.saved is not None and not found.are_of(models):
-            places, summary["permutations"] = replace(places, saved=None), None
+        if request.saved is not None and not found.are_of(models):
+            request, summary["permutations"] = replace(request, saved=None), None
             found.remarks.append(_OF_TWINS)
         lines.repair(merged.form, data)
         curves = lines.evaluate_lines(found.name_lines(models.checkpoints), progress)
         card = None
         if record is not None and files[0].layout.is_folder:
-            card = found.describe(record, request.paths, request.shares, places.out, request.recipe)
-        _write(request, places, merged, models, record, card, progress, running)
-        measures = _measure(request, places, merged, models, lines, curves, progress)
+            card = found.describe(record, request.models, request.shares, request.out, request.recipe)
+        _write(request, merged, models, record, card, progress, running)
+        measures = _measure(request, merged, models, lines, curves, progress)
     output.note(*found.notes)
-    facts = _list_facts(request, places, merged, measures)
-    _save_report(places, merged, models, measures, facts, record, running)
-    if places.aligned is not None:
-        summary["mergekit"] = _run_mergekit(output, request, places.aligned, files[0], like.dtypes[0], card)
+    facts = _list_facts(request, merged, measures)
+    _save_report(request, merged, models, measures, facts, record, running)
+    if request.aligned is not None:
+        assert request.then is not None
+        assert card is not None  # folders have a card
+        run = MergekitRun(
+            request.then, request.aligned.places, request.shares, request.parameters, like.dtypes[0],
+            request.aligned.configuration, request.out, request.seed,
+        )  # fmt: skip
+        summary["mergekit"] = mergekit.write_and_run(output, run, files[0], card, request.force)
     engine_choice.finish_journal(running)
-    output.show_facts({**facts, **engine_choice.list_engine_facts(running), "wrote": places.written})
+    output.show_facts({**facts, **engine_choice.list_engine_facts(running), "wrote": request.written})
     output.finish({
-        **summary, "untied": merged.likes[0].layout.untied, "report": places.report, "method": found.methods,
+        **summary, "untied": merged.likes[0].layout.untied, "report": request.report, "method": found.methods,
         "repair": merged.form, "changes": {name: outputs.list_changes(each) for name, each in found.moved.items()},
         "history": found.history, "merged": measures.merged, "unaligned": measures.unaligned,
         "notes": [*models.notes, *left_out, *found.notes], "paths": list_numbers(measures.curves),
@@ -222,7 +193,7 @@ def carry_out(
 def _merge(request: MergeRequest, models: CheckpointSet, progress: Progress, engine: Engine) -> _Merged:
     """Align the models and average them."""
     alignment, dtype, is_repaired = request.alignment, request.dtype, request.form is not None
-    found = Alignments(outputs.short_names(request.paths))
+    found = Alignments(outputs.short_names(request.models))
     given, arguments = alignment.prepare(models, request.kinds, is_repaired, dtype is not None, request.untie, dtype)
     average = ob.merge(
         given, weights=request.shares, repair=cast(Any, request.repair) if is_repaired else None,
@@ -237,71 +208,58 @@ def _merge(request: MergeRequest, models: CheckpointSet, progress: Progress, eng
 
 
 def _write(
-    request: MergeRequest, places: MergePlaces, merged: _Merged, models: CheckpointSet, record: RunRecord | None,
-    card: ModelCard | None, progress: Progress, engine: Engine,
+    request: MergeRequest, merged: _Merged, models: CheckpointSet, record: RunRecord | None, card: ModelCard | None,
+    progress: Progress, engine: Engine,
 ) -> None:  # fmt: skip
     """Write the merge, or the aligned models for mergekit, and what was done to each model."""
-    found, like, aligned = merged.found, merged.likes[0], places.aligned
+    found, like, aligned = merged.found, merged.likes[0], request.aligned
     if aligned is None:
-        beside, inside = outputs.write_card(card, like), outputs.list_inside(places.out, like, [places.report])
-        write_checkpoint(places.out, merged.state, like, request.force, progress, beside, inside, dtype=request.dtype,
+        beside, inside = outputs.write_card(card, like), outputs.list_inside(request.out, like, [request.report])
+        write_checkpoint(request.out, merged.state, like, request.force, progress, beside, inside, dtype=request.dtype,
                          engine=engine)  # fmt: skip
     else:
         assert record is not None  # folders have a card
         aligned.write(found.list_aligned(models), merged.likes, record, request.force, progress, engine)
-    if places.saved is not None:
-        places.saved.write(found.elements if aligned is None else found.elements_from_first, request.force)
+    if request.saved is not None:
+        request.saved.write(found.elements if aligned is None else found.elements_from_first, request.force)
 
 
 def _measure(
-    request: MergeRequest, places: MergePlaces, merged: _Merged, models: CheckpointSet, lines: LineEvaluator,
-    curves: dict[str, LinearPath], progress: Progress,
+    request: MergeRequest, merged: _Merged, models: CheckpointSet, lines: LineEvaluator, curves: dict[str, LinearPath],
+    progress: Progress,
 ) -> _Measures:  # fmt: skip
     """Evaluate the lines between the aligned models as well, the merge, and the average that it is compared with."""
     found, distances, unaligned = merged.found, {}, {}
     if request.kinds == "permutation":  # else the line is not from the first file, but from what was made of it
         aligned = found.name_lines(found.move_to_first(models), ", aligned")
         curves = curves | lines.evaluate_lines(aligned, progress)
-    if places.report is not None and found.are_of(models):
+    if request.report is not None and found.are_of(models):
         distances = found.find_distances(models)
     other = merged.average if merged.likes[0].layout.untied else None
-    measured = lines.evaluate_state(merged.state, other) if places.aligned is None else {}
+    measured = lines.evaluate_state(merged.state, other) if request.aligned is None else {}
     if measured:
-        by_key = find_layer_weights(models.checkpoints[0].shapes, request.by_layer, len(request.paths))
+        by_key = find_layer_weights(models.checkpoints[0].shapes, request.by_layer, len(request.models))
         unaligned = lines.evaluate_state(interpolate(models.checkpoints, request.shares, by_key))
     return _Measures(curves, distances, measured, unaligned)
 
 
-def _run_mergekit(
-    output: Output, request: MergeRequest, aligned: AlignedFolders, first: Checkpoint, dtype: str, card: ModelCard | None
-) -> dict[str, Any]:
-    """Have mergekit merge the aligned models, or say how to."""
-    assert request.then is not None
-    assert card is not None  # folders have a card
-    run = MergekitRun(
-        request.then, aligned.places, request.shares, request.parameters, dtype, aligned.configuration, aligned.out,
-        request.seed,
-    )  # fmt: skip
-    return mergekit.write_and_run(output, run, first, card, request.force)
-
-
-def _list_facts(request: MergeRequest, places: MergePlaces, merged: _Merged, measures: _Measures) -> dict[str, Any]:
+def _list_facts(request: MergeRequest, merged: _Merged, measures: _Measures) -> dict[str, Any]:
     """For people: how the models were merged, and how good the merge is."""
     facts = merged.found.list_facts(request.shares, measures.merged)
     facts |= {} if merged.form is None else {"repair": merged.form}
-    return facts | ({"untied": outputs.describe_untied(places.out, merged.likes[0])} if request.untie else {})
+    return facts | ({"untied": outputs.describe_untied(request.out, merged.likes[0])} if request.untie else {})
 
 
 def _save_report(
-    places: MergePlaces, merged: _Merged, models: CheckpointSet, measures: _Measures, facts: dict[str, Any],
+    request: MergeRequest, merged: _Merged, models: CheckpointSet, measures: _Measures, facts: dict[str, Any],
     record: RunRecord | None, engine: Engine,
 ) -> None:  # fmt: skip
     """Write the report, if the user asked for one."""
     found = merged.found
-    shown = {**facts, "notes": " ".join(found.notes), "written": places.out, **engine_choice.list_engine_facts(engine)}
+    shown = {**facts, "notes": " ".join(found.notes), "written": request.out, **engine_choice.list_engine_facts(engine)}
     plain = "the average without alignment" + ("" if merged.form is None else ", not repaired")
     outputs.save_report(
-        places.report, f"Merge of {', '.join(found.names)}", shown, record, permutations=found.moved_permutations,
+        request.report, f"Merge of {', '.join(found.names)}", shown, record, permutations=found.moved_permutations,
         transforms=found.moved_transforms, paths=measures.curves, distances=measures.distances,
         symmetry=found.elements[0].symmetry if found.are_of(models) else models.symmetry,
         averages={"the merge": measures.merged, plain: measures.unaligned} if measures.merged else {},

@@ -12,10 +12,12 @@ import onebasin as ob
 from onebasin.checkpoints import check_left
 from onebasin.checkpoints.written_types import find_type
 from onebasin.cli import engine_choice, inputs, mergekit, options, outputs
+from onebasin.cli.aligned_folders import AlignedFolders
 from onebasin.cli.console import Output
 from onebasin.cli.mergekit import MergekitMethod
-from onebasin.cli.merging import MergeRequest, carry_out, place_merge
+from onebasin.cli.merging import MergeRequest, carry_out
 from onebasin.cli.recipes import use_recipe
+from onebasin.cli.saved_elements import place_elements
 from onebasin.landscape.calibration import DATA_FREE, RepairForm
 from onebasin.matching.frames import Reference
 from onebasin.matching.recommendation import AUTO
@@ -124,9 +126,15 @@ def merge(
     files = inputs.open_files(paths)
     sources = [*files, *inputs.list_input_files([architecture, recipe, *(init or ())], [architecture, data, loss])]
     engine_choice.open_journal(running, out, sources, context.params, device, resume)
-    places = place_merge(out, paths, files[0], kinds, then, permutations, without, report)
-    force = engine_choice.may_replace(running, force, out, *places.for_mergekit)
-    places.check(files, sources, force, dtype, engine_choice.count_staged(running, out))
+    aligned = AlignedFolders(out, paths, kinds != "permutation") if then else None
+    request = MergeRequest(
+        models=paths, out=out, aligned=aligned, report=report, shares=shares, by_layer=by_layer, reference=reference,
+        saved=None if without else place_elements(out, files[0].layout.is_folder, kinds, paths, permutations), kinds=kinds,
+        untie=untie, repair=repair, form=form, alignment=alignment, dtype=dtype, then=then, parameters=parameters,
+        recipe=recipe, data=data, loss=loss, seed=seed,
+        force=engine_choice.may_replace(running, force, out, *(aligned.written if aligned else ())),
+    )  # fmt: skip
+    request.check_outputs(files, sources, engine_choice.count_staged(running, out))
     models = inputs.read_models(
         output, files, architecture, input_shape, ignore, check, alignment.data, allow, running,
         lambda opened: engine_choice.check_needs(running, opened, out, opened.checkpoints[0], method, device, dtype),
@@ -138,17 +146,12 @@ def merge(
     outputs.show_inputs(output, paths, models)
     summary: dict[str, Any] = {
         "command": "merge", "models": paths, "out": out, "weights": shares, "method": method, "reference": reference,
-        "kinds": kinds, "permutations": places.saved and places.saved.paths, "symmetry": models.symmetry.summary(),
+        "kinds": kinds, "permutations": request.saved and request.saved.paths, "symmetry": models.symmetry.summary(),
     }  # fmt: skip
     if dry_run:
-        outputs.finish_dry_run(output, summary, places.paths)
+        outputs.finish_dry_run(output, summary, request.paths)
         return
-    request = MergeRequest(
-        paths=paths, shares=shares, by_layer=by_layer, reference=reference, kinds=kinds, untie=untie, repair=repair,
-        form=form, alignment=alignment, dtype=dtype, then=then, parameters=parameters, recipe=recipe, data=data, loss=loss,
-        seed=seed, force=force,
-    )  # fmt: skip
-    carry_out(request, places, output, running, files, models, left_out, summary)
+    carry_out(request, output, running, files, models, left_out, summary)
 
 
 def _check_options(
