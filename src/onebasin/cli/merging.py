@@ -23,12 +23,10 @@ from onebasin.cli.saved_elements import ElementFolder
 from onebasin.engines import Engine
 from onebasin.engines.work_meter import WRITING
 from onebasin.landscape.calibration import RepairForm
-from onebasin.landscape.paths import LinearPath
 from onebasin.matching.frames import Reference
 from onebasin.matching.recommendation import AUTO
 from onebasin.matching.untying import list_untied
 from onebasin.reporting.model_card import ModelCard
-from onebasin.tensors.distances import LayerDistance
 from onebasin.tensors.interpolation import interpolate
 from onebasin.tensors.layer_weights import find_layer_weights
 from onebasin.tensors.progress import Progress
@@ -83,13 +81,13 @@ class MergeRequest:
 
     @property
     def paths(self) -> list[Path]:
-        """All outputs, in the order in which they are named to the user."""
+        """All outputs."""
         found = (self.out, *self.for_mergekit, self.saved and self.saved.path, self.report)
         return [path for path in found if path is not None]
 
     @property
     def written(self) -> list[Path]:
-        """Those that this command writes itself."""
+        """The outputs that are named at the end; those of mergekit are named when it is run."""
         by_mergekit = [self.out, self.aligned.configuration] if self.aligned else []
         return [path for path in self.paths if path not in by_mergekit]
 
@@ -125,23 +123,6 @@ class _Merged:
     likes: list[Checkpoint]
 
 
-@dataclass(frozen=True)
-class _Measures:
-    """How good a merge is.
-
-    Attributes:
-        curves: on the lines between the models.
-        distances: of each model from the first, layer by layer.
-        merged: the metrics of the merge.
-        unaligned: those of the average of the models as they were.
-    """
-
-    curves: dict[str, LinearPath]
-    distances: dict[str, dict[str, LayerDistance]]
-    merged: dict[str, float]
-    unaligned: dict[str, float]
-
-
 def carry_out(
     request: MergeRequest, output: Output, running: Engine, files: Sequence[Checkpoint], models: CheckpointSet,
     left_out: Sequence[str], summary: dict[str, Any],
@@ -163,14 +144,17 @@ def carry_out(
             found.remarks.append(_OF_TWINS)
         lines.repair(merged.form, data)
         curves = lines.evaluate_lines(found.name_lines(models.checkpoints), progress)
-        card = None
-        if record is not None and files[0].layout.is_folder:
-            card = found.describe(record, request.models, request.shares, request.out, request.recipe)
-        _write(request, merged, models, record, card, progress, running)
-        measures = _measure(request, merged, models, lines, curves, progress)
+        card = _write(request, merged, models, record, progress, running)
+        if request.kinds == "permutation":  # else the line is not from the first file, but from what was made of it
+            curves |= lines.evaluate_lines(found.name_lines(found.move_to_first(models), ", aligned"), progress)
+        distances = found.find_distances(models) if request.report and found.are_of(models) else {}
+        measured, unaligned = _evaluate_averages(request, merged, models, lines)
     output.note(*found.notes)
-    facts = _list_facts(request, merged, measures)
-    _save_report(request, merged, models, measures, facts, record, running)
+    facts = found.list_facts(request.shares, measured) | ({} if merged.form is None else {"repair": merged.form})
+    facts |= {"untied": outputs.describe_untied(request.out, merged.likes[0])} if request.untie else {}
+    drawn = {"paths": curves, "distances": distances, **engine_choice.take_timeline(running)}
+    shown = {**facts, "notes": " ".join(found.notes), "written": request.out, **engine_choice.list_engine_facts(running)}
+    _save_report(request, merged, models, record, shown, measured, unaligned, drawn)
     if request.aligned is not None:
         assert request.then is not None
         assert card is not None  # folders have a card
@@ -184,8 +168,8 @@ def carry_out(
     output.finish({
         **summary, "untied": merged.likes[0].layout.untied, "report": request.report, "method": found.methods,
         "repair": merged.form, "changes": {name: outputs.list_changes(each) for name, each in found.moved.items()},
-        "history": found.history, "merged": measures.merged, "unaligned": measures.unaligned,
-        "notes": [*models.notes, *left_out, *found.notes], "paths": list_numbers(measures.curves),
+        "history": found.history, "merged": measured, "unaligned": unaligned,
+        "notes": [*models.notes, *left_out, *found.notes], "paths": list_numbers(curves),
         **engine_choice.list_engine_values(running),
     })  # fmt: skip
 
@@ -208,11 +192,13 @@ def _merge(request: MergeRequest, models: CheckpointSet, progress: Progress, eng
 
 
 def _write(
-    request: MergeRequest, merged: _Merged, models: CheckpointSet, record: RunRecord | None, card: ModelCard | None,
-    progress: Progress, engine: Engine,
-) -> None:  # fmt: skip
-    """Write the merge, or the aligned models for mergekit, and what was done to each model."""
-    found, like, aligned = merged.found, merged.likes[0], request.aligned
+    request: MergeRequest, merged: _Merged, models: CheckpointSet, record: RunRecord | None, progress: Progress,
+    engine: Engine,
+) -> ModelCard | None:  # fmt: skip
+    """Write the merge, or the aligned models for mergekit, and what was done to each; return the card of the merge."""
+    found, like, aligned, card = merged.found, merged.likes[0], request.aligned, None
+    if record is not None and like.layout.is_folder:
+        card = found.describe(record, request.models, request.shares, request.out, request.recipe)
     if aligned is None:
         beside, inside = outputs.write_card(card, like), outputs.list_inside(request.out, like, [request.report])
         write_checkpoint(request.out, merged.state, like, request.force, progress, beside, inside, dtype=request.dtype,
@@ -222,46 +208,31 @@ def _write(
         aligned.write(found.list_aligned(models), merged.likes, record, request.force, progress, engine)
     if request.saved is not None:
         request.saved.write(found.elements if aligned is None else found.elements_from_first, request.force)
+    return card
 
 
-def _measure(
-    request: MergeRequest, merged: _Merged, models: CheckpointSet, lines: LineEvaluator, curves: dict[str, LinearPath],
-    progress: Progress,
-) -> _Measures:  # fmt: skip
-    """Evaluate the lines between the aligned models as well, the merge, and the average that it is compared with."""
-    found, distances, unaligned = merged.found, {}, {}
-    if request.kinds == "permutation":  # else the line is not from the first file, but from what was made of it
-        aligned = found.name_lines(found.move_to_first(models), ", aligned")
-        curves = curves | lines.evaluate_lines(aligned, progress)
-    if request.report is not None and found.are_of(models):
-        distances = found.find_distances(models)
+def _evaluate_averages(
+    request: MergeRequest, merged: _Merged, models: CheckpointSet, lines: LineEvaluator
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The metrics of the merge, and of the average of the models as they were; none without data, or with mergekit."""
     other = merged.average if merged.likes[0].layout.untied else None
     measured = lines.evaluate_state(merged.state, other) if request.aligned is None else {}
-    if measured:
-        by_key = find_layer_weights(models.checkpoints[0].shapes, request.by_layer, len(request.models))
-        unaligned = lines.evaluate_state(interpolate(models.checkpoints, request.shares, by_key))
-    return _Measures(curves, distances, measured, unaligned)
-
-
-def _list_facts(request: MergeRequest, merged: _Merged, measures: _Measures) -> dict[str, Any]:
-    """For people: how the models were merged, and how good the merge is."""
-    facts = merged.found.list_facts(request.shares, measures.merged)
-    facts |= {} if merged.form is None else {"repair": merged.form}
-    return facts | ({"untied": outputs.describe_untied(request.out, merged.likes[0])} if request.untie else {})
+    if not measured:
+        return {}, {}
+    by_key = find_layer_weights(models.checkpoints[0].shapes, request.by_layer, len(request.models))
+    return measured, lines.evaluate_state(interpolate(models.checkpoints, request.shares, by_key))
 
 
 def _save_report(
-    request: MergeRequest, merged: _Merged, models: CheckpointSet, measures: _Measures, facts: dict[str, Any],
-    record: RunRecord | None, engine: Engine,
+    request: MergeRequest, merged: _Merged, models: CheckpointSet, record: RunRecord | None, facts: dict[str, Any],
+    measured: dict[str, float], unaligned: dict[str, float], drawn: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Write the report, if the user asked for one."""
+    """Write the report, if the user asked for one, with what is `drawn`."""
     found = merged.found
-    shown = {**facts, "notes": " ".join(found.notes), "written": request.out, **engine_choice.list_engine_facts(engine)}
     plain = "the average without alignment" + ("" if merged.form is None else ", not repaired")
     outputs.save_report(
-        request.report, f"Merge of {', '.join(found.names)}", shown, record, permutations=found.moved_permutations,
-        transforms=found.moved_transforms, paths=measures.curves, distances=measures.distances,
+        request.report, f"Merge of {', '.join(found.names)}", facts, record, permutations=found.moved_permutations,
+        transforms=found.moved_transforms, averages={"the merge": measured, plain: unaligned} if measured else {},
         symmetry=found.elements[0].symmetry if found.are_of(models) else models.symmetry,
-        averages={"the merge": measures.merged, plain: measures.unaligned} if measures.merged else {},
-        ends=("A", "B") if len(found.names) == 2 else ("start", "end"), **engine_choice.take_timeline(engine),
+        ends=("A", "B") if len(found.names) == 2 else ("start", "end"), **drawn,
     )  # fmt: skip
