@@ -87,9 +87,10 @@ class Output:
         self.as_json = as_json
         self.out, self.err = make_console(), make_console(stderr=True)
 
-    def note(self, text: str) -> None:
-        """Print a remark for the user on standard error."""
-        self.err.print(Text(escape_controls(text), style="dim"), soft_wrap=True)
+    def note(self, *texts: str) -> None:
+        """Print remarks for the user on standard error."""
+        for text in texts:
+            self.err.print(Text(escape_controls(text), style="dim"), soft_wrap=True)
 
     def show(self, content: RenderableType) -> None:
         """Print a part of the result, unless the user asked for JSON."""

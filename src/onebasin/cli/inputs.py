@@ -77,8 +77,7 @@ def read_models(
         if not allow:
             check_differences(differences)
         models = dataclasses.replace(models, remarks=tuple(differences))
-    for note in models.notes:
-        output.note(note)
+    output.note(*models.notes)
     return models
 
 
@@ -142,6 +141,12 @@ class AlignmentOptions:
     runs_networks: bool
     device: str
 
+    @property
+    def moves_both(self) -> bool:
+        """Whether scales and bases of the target are learned as well."""
+        scaling = self.arguments.get("scaling")
+        return scaling is not None and scaling.both
+
     def holds_models(self, models: CheckpointSet, kinds: Kinds, run: bool = False) -> bool:
         """Whether networks are loaded: they are run, or scales and bases are learned, as asked for or of small ones.
 
@@ -157,23 +162,30 @@ class AlignmentOptions:
         is_learned = is_wanted or models.checkpoints[0].num_entries <= _LEARNED_UP_TO
         return run or self.runs_networks or (kinds != "permutation" and is_learned)
 
-    def load(
+    def prepare(
         self,
         models: CheckpointSet,
         kinds: Kinds,
         run: bool = False,
         wide: bool = False,
+        untie: bool = False,
         dtype: torch.dtype | None = None,
-    ) -> list[Any]:
-        """What to align: modules if they are held, else the checkpoints themselves. The first is on the device.
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """What to align, and the arguments of `onebasin.align`.
 
         Args:
             models: the checkpoints.
             kinds: what the alignment is to find; checkpoints that are multiplied are in the type to compute in.
             run: something else than the alignment runs them too: all are on the device.
             wide: the first, whose types a merge has, is in the type to compute in.
+            untie: give a tied head a tensor of its own where a gain can be folded only then.
             dtype: what will be written of modules that are run; see `CheckpointSet.load_model`.
         """
+        given = self._load(models, kinds, run, wide, dtype)
+        return given, {**self._find_symmetry(models, kinds, run, untie, dtype), **self.arguments}
+
+    def _load(self, models: CheckpointSet, kinds: Kinds, run: bool, wide: bool, dtype: torch.dtype | None) -> list[Any]:
+        """Modules if they are held, else the checkpoints themselves. The first is on the device."""
         is_held = self.holds_models(models, kinds, run)
         if run or (kinds != "permutation" and is_held):
             return [model.to(self.device) for model in models.load(dtype)]
@@ -187,18 +199,10 @@ class AlignmentOptions:
         first = widen(first) if wide and isinstance(first, Checkpoint) else first
         return [first.to(self.device), *others]
 
-    def symmetry_of(
-        self,
-        models: CheckpointSet,
-        kinds: Kinds,
-        run: bool = False,
-        untie: bool = False,
-        dtype: torch.dtype | None = None,
+    def _find_symmetry(
+        self, models: CheckpointSet, kinds: Kinds, run: bool, untie: bool, dtype: torch.dtype | None
     ) -> dict[str, Any]:
-        """The arguments of `onebasin.align` that tell it the symmetry, or how to trace what is more than permutations.
-
-        Those of this function are as for `load`.
-        """
+        """The arguments of `onebasin.align` that tell it the symmetry, or how to trace what is more than permutations."""
         if kinds == "permutation":
             return {"symmetry": models.symmetry}
         found: dict[str, Any] = {"kinds": kinds, **({"untie": True} if untie else {})}

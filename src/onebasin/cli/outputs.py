@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -21,22 +21,19 @@ from onebasin.checkpoints import (
     find_companions,
     move_training_entries,
     note_left_entries,
-    write_checkpoint,
 )
 from onebasin.checkpoints.companion_files import CARD_NAME
 from onebasin.checkpoints.input_protection import follow_links
 from onebasin.checkpoints.written_types import convert_to, convert_types
 from onebasin.cli.console import Output
 from onebasin.cli.run_record import RunRecord
-from onebasin.engines import LOCAL, Engine
 from onebasin.matching.untying import TIES_WORDS
 from onebasin.reporting import Report
 from onebasin.reporting.model_card import MARK, ModelCard, put_in_front
 from onebasin.symmetries import Permutation, Symmetry, Transform
 from onebasin.symmetries.transform_sizes import count_kinds, measure_bases, measure_scales
 from onebasin.tensors.files import check_writable, list_entries
-from onebasin.tensors.progress import Progress
-from onebasin.tensors.states import LazyState, Model, State, read_state
+from onebasin.tensors.states import LazyState, Model, read_state
 from onebasin.tracing import Kinds
 
 _COSTS = {
@@ -46,8 +43,14 @@ _COSTS = {
 }
 
 
-def place_element(out: Path, is_folder: bool, what: Literal["permutation", "transform"]) -> Path:
+def name_element(kinds: Kinds) -> str:
+    """What an alignment finds: a permutation, or a transform."""
+    return "permutation" if kinds == "permutation" else "transform"
+
+
+def place_element(out: Path, is_folder: bool, kinds: Kinds) -> Path:
     """Where a permutation or a transform is written if the user does not say."""
+    what = name_element(kinds)
     return out / f"{what}.safetensors" if is_folder else out.with_name(f"{out.stem}.{what}.safetensors")
 
 
@@ -113,17 +116,20 @@ def _check_different(paths: Sequence[Path | None]) -> None:
 def note_companions(output: Output, *written: tuple[Path, Checkpoint]) -> list[str]:
     """Print, and return, which files of the input folders are not copied into the outputs that are written like them."""
     notes = [f"{path}: {note}" for path, like in written for note in find_companions(like).notes]
-    for note in notes:
-        output.note(note)
+    output.note(*notes)
     return notes
 
 
 def note_about(output: Output, path: Path, notes: Sequence[str]) -> list[str]:
     """Print, and return, remarks about a file."""
     found = [f"{path}: {note}" for note in notes]
-    for note in found:
-        output.note(note)
+    output.note(*found)
     return found
+
+
+def note_left_out(output: Output, path: Path, like: Checkpoint) -> list[str]:
+    """Print, and return, what an output like a checkpoint lacks: files of its folder, and entries beside the model."""
+    return note_companions(output, (path, like)) + note_about(output, path, note_left_entries(like))
 
 
 def check_training_entries(
@@ -159,29 +165,6 @@ def describe_untied(out: Path, like: Checkpoint) -> str:
     is_configured = like.layout.hugging_face_folder is not None
     needed = f"{out / 'config.json'} says {TIES_WORDS}: false" if is_configured else "load it into an untied module"
     return f"{', '.join(like.layout.untied)} ({needed})"
-
-
-def write_moved(
-    out: Path,
-    state: State,
-    like: Checkpoint,
-    force: bool,
-    progress: Progress,
-    element: Permutation | Transform,
-    file: Path,
-    report: Path | None = None,
-    beside: Mapping[str, Callable[[Path], None]] | None = None,
-    entries: Mapping[Any, Any] | None = None,
-    dtype: torch.dtype | None = None,
-    engine: Engine = LOCAL,
-) -> None:
-    """Write a moved checkpoint, and what moved it into `file`. That, and the later report, may lie in its folder."""
-    further, beside = list_inside(out, like, [report]), dict(beside or {})
-    if list_inside(out, like, [file]):
-        beside[file.name] = element.save
-    write_checkpoint(out, state, like, force, progress, beside, further, entries, dtype, engine)
-    if file.name not in beside:
-        element.save(file)
 
 
 def place_card(out: Path, like: Checkpoint) -> Path | None:

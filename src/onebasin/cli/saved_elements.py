@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from onebasin.checkpoints import Checkpoint, check_apart
 from onebasin.checkpoints.checkpoint import TORCH_ENDINGS
 from onebasin.checkpoints.input_protection import follow_links
-from onebasin.cli.outputs import check_place
+from onebasin.cli.outputs import check_place, name_element
 from onebasin.symmetries import Permutation, Transform
 from onebasin.tensors.files import check_replaceable, check_writable, write_folder_atomically
+from onebasin.tracing import Kinds
 
 _LONGEST = 100
 """Characters of the name of a model in the name of a file."""
@@ -53,11 +53,9 @@ class ElementFolder:
         return [self.path / name for name in self.files]
 
 
-def place_elements(
-    out: Path, is_folder: bool, what: Literal["permutation", "transform"], models: Sequence[Path], chosen: Path | None
-) -> ElementFolder:
+def place_elements(out: Path, is_folder: bool, kinds: Kinds, models: Sequence[Path], chosen: Path | None) -> ElementFolder:
     """The folder that the user chose, or one beside the output, with its file names."""
-    beside = out.with_name(f"{out.name if is_folder else out.stem}.{what}s")
+    beside = out.with_name(f"{out.name if is_folder else out.stem}.{name_element(kinds)}s")
     return ElementFolder(chosen or beside, tuple(f"{name}.safetensors" for name in name_models(models)))
 
 

@@ -10,18 +10,8 @@ import typer
 from onebasin.checkpoints.configurations import check_differences, find_differences_of_folders
 from onebasin.checkpoints.moving import FileKind, move_file
 from onebasin.checkpoints.written_types import find_type
-from onebasin.cli import options, outputs
+from onebasin.cli import engine_choice, options, outputs
 from onebasin.cli.console import Output
-from onebasin.cli.engine_choice import (
-    begin_journal,
-    choose_engine,
-    count_staged,
-    finish_journal,
-    list_engine_facts,
-    list_engine_values,
-    may_replace,
-    open_journal,
-)
 from onebasin.cli.outputs import describe_element, finish_dry_run
 from onebasin.cli.run_record import record_run
 from onebasin.engines.work_meter import WRITING
@@ -74,7 +64,7 @@ def apply(
     of SGD rotations. If the file lies in the folder of a model, the configuration of CHECKPOINT must be that of the model.
     """
     output = Output(json)
-    running = choose_engine(output, engine, workers, address, memory, resume=resume)
+    running = engine_choice.choose_engine(output, engine, workers, address, memory, resume=resume)
     loaded = load_element(permutation)
     differences = find_differences_of_folders(permutation.parent, checkpoint)
     if not allow:
@@ -84,13 +74,12 @@ def apply(
         moved = move_file(element, checkpoint, kind, fan_in_fan_out, ignore or (), model_only, dtype, running)
     source = moved.find_source()
     sources = [permutation, *([source] if source is not None else [checkpoint])]
-    open_journal(running, out, sources, context.params, resume=resume)
-    force = may_replace(running, force, out)
+    engine_choice.open_journal(running, out, sources, context.params, resume=resume)
+    force = engine_choice.may_replace(running, force, out)
     card = None if source is None else outputs.place_card(out, source)
-    moved.check(out, force, [permutation], [card.name] if card is not None else (), count_staged(running, out))
+    moved.check(out, force, [permutation], [card.name] if card is not None else (), engine_choice.count_staged(running, out))
     notes = [*differences, *moved.notes]
-    for note in notes:
-        output.note(f"{checkpoint}: {note}")
+    outputs.note_about(output, checkpoint, notes)
     summary = {"command": "apply", "permutation": permutation, "checkpoint": checkpoint, "kind": moved.kind, "out": out}
     facts = {type(loaded).__name__.lower(): describe_element(loaded), str(checkpoint): f"{moved.kind}, {moved.describe()}"}
     if dry_run:
@@ -98,7 +87,7 @@ def apply(
         finish_dry_run(output, {**summary, "notes": notes}, [out])
         return
     made = None
-    begin_journal(output, running)
+    engine_choice.begin_journal(output, running)
     with output.progress() as progress, running.meter.reporting(progress):
         if source is not None and card is not None:
             running.meter.expect(WRITING, source.num_bytes)
@@ -107,6 +96,6 @@ def apply(
             text = f"{checkpoint.name}, moved by {what} by onebasin."
             made = record.make_card(out, text, [(checkpoint, f"the {moved.kind}"), (permutation, "what moved it")], {})
         moved.write(out, force, progress, outputs.write_card(made), running)
-    finish_journal(running)
-    output.show_facts({**facts, **list_engine_facts(running), "wrote": out})
-    output.finish({**summary, "notes": notes, **list_engine_values(running)})
+    engine_choice.finish_journal(running)
+    output.show_facts({**facts, **engine_choice.list_engine_facts(running), "wrote": out})
+    output.finish({**summary, "notes": notes, **engine_choice.list_engine_values(running)})

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 import onebasin as ob
-from onebasin.checkpoints import note_left_entries, write_checkpoint
+from onebasin.checkpoints import CheckpointSet, write_checkpoint
 from onebasin.checkpoints.untied_heads import untie_checkpoint
 from onebasin.checkpoints.written_types import find_type, widen_to
 from onebasin.cli import inputs, options, outputs
@@ -25,11 +26,8 @@ def canonical(
     ignore: options.Ignore = None,
     fold: Annotated[
         Path | None,
-        typer.Option(
-            "--fold",
-            metavar="FILE",
-            help="Also write what was done, a transform by which apply takes a LoRA or a task vector of CHECKPOINT to OUT.",
-        ),
+        typer.Option("--fold", metavar="FILE", help="Also write what was done, a transform by which apply takes a LoRA or a "
+                     "task vector of CHECKPOINT to OUT."),
     ] = None,
     untie: options.Untie = False,
     balanced: Annotated[
@@ -55,32 +53,17 @@ def canonical(
     outputs.check_outputs(out, files[0], sources, [fold, card], force, dtype)
     models = inputs.read_models(output, files, architecture, input_shape, ignore, check=False)
     like = models.checkpoints[0]
-    left_out = outputs.note_companions(output, (checkpoint, like))
-    left_out += outputs.note_about(output, checkpoint, note_left_entries(like))
+    left_out = outputs.note_left_out(output, checkpoint, like)
     with output.status("folding"):
-        if balanced:
-            model, example = models.load_model(like, dtype), inputs.find_inputs(models, dtype)
-            form = ob.canonical(model, example, balanced=True, untie=untie)
-        else:
-            state, module = widen_to(like, dtype), models.architecture.build_hollow()
-            form = ob.canonical(state, inputs.find_inputs(models), untie=untie, module=module)
+        form = _fold(models, dtype, untie, balanced)
         like = untie_checkpoint(like, form.untied, models.symmetry.ties)
     if fold is not None and form.fold is None:
         raise ValueError("a gain is negative: what was done is more than positive scales, and no transform says it")
     is_changed = bool(form.folded or form.centred or balanced)
     notes = outputs.note_rounding(out, like, is_changed, dtype) if is_changed or dtype is not None else []
-    for note in notes:
-        output.note(note)
-    facts: dict[str, Any] = {
-        str(checkpoint): outputs.describe_checkpoint(like),
-        "folded": merge_layers(form.folded) or "nothing: every gain is one, or cannot be folded",
-    }
-    if form.centred:
-        facts["centred"] = merge_layers(form.centred)
-    facts |= {"untied": outputs.describe_untied(out, like)} if untie else {}
-    facts |= {"balanced": "scales of units and bases of heads"} if balanced else {}
-    if form.left or form.uncentred:
-        facts["left as they are"] = [f"{key}: {reason}" for key, reason in (*form.left.items(), *form.uncentred.items())]
+    output.note(*notes)
+    untied = {"untied": outputs.describe_untied(out, like)} if untie else {}
+    facts = {str(checkpoint): outputs.describe_checkpoint(like), **_list_facts(form, untied, balanced)}
     summary = {
         "command": "canonical", "checkpoint": checkpoint, "out": out, "fold": fold, "folded": form.folded, "left": form.left,
         "centred": form.centred, "uncentred": form.uncentred, "untied": like.layout.untied,
@@ -100,3 +83,24 @@ def canonical(
         form.fold.save(fold)
     output.show_facts({**facts, "wrote": out if fold is None else f"{out}, {fold}"})
     output.finish(summary)
+
+
+def _fold(models: CheckpointSet, dtype: torch.dtype | None, untie: bool, balanced: bool) -> ob.CanonicalForm[Any]:
+    """The canonical form; the model is loaded only to balance it."""
+    (like,) = models.checkpoints
+    if balanced:
+        example = inputs.find_inputs(models, dtype)
+        return ob.canonical(models.load_model(like, dtype), example, balanced=True, untie=untie)
+    module = models.architecture.build_hollow()
+    return ob.canonical(widen_to(like, dtype), inputs.find_inputs(models), untie=untie, module=module)
+
+
+def _list_facts(form: ob.CanonicalForm[Any], untied: dict[str, Any], balanced: bool) -> dict[str, Any]:
+    """For people: what was folded and centred, and what was left, with the reasons."""
+    facts: dict[str, Any] = {"folded": merge_layers(form.folded) or "nothing: every gain is one, or cannot be folded"}
+    if form.centred:
+        facts["centred"] = merge_layers(form.centred)
+    facts |= untied | ({"balanced": "scales of units and bases of heads"} if balanced else {})
+    if form.left or form.uncentred:
+        facts["left as they are"] = [f"{key}: {reason}" for key, reason in (*form.left.items(), *form.uncentred.items())]
+    return facts

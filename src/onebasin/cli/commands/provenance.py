@@ -79,8 +79,7 @@ def provenance(
         found = ob.provenance(
             one, other, kinds=kinds, level=level, tolerance=tolerance, seed=seed, progress=progress, engine=running, **known
         )
-    for note in found.notes:
-        output.note(note)
+    output.note(*found.notes)
     output.show(found.answer)
     output.show(_table(found))
     if spent := list_engine_facts(running):

@@ -45,8 +45,7 @@ def verify(
     is_close = found.difference <= tolerance
     same = is_close and not found.different
     notes = [_explain_rounding(found, models.checkpoints)] if not is_close and found.may_be_rounding else []
-    for note in notes:
-        output.note(note)
+    output.note(*notes)
     first, second = models.checkpoints
     equal = sum(bool((first[key] == second[key]).all()) for key in first)
     output.show_facts({

@@ -63,8 +63,7 @@ def widen(
     sizes = {key: [list(state.shapes[key].shape) for state in (given, shape)] for key in given.shapes}
     grown = {key: pair for key, pair in sizes.items() if pair[0] != pair[1]}
     notes = [*differences, *outputs.note_rounding(out, shape)]
-    for note in notes:
-        output.note(note)
+    output.note(*notes)
     facts: dict[str, Any] = {
         str(checkpoint): outputs.describe_checkpoint(given),
         str(like): outputs.describe_checkpoint(shape),
