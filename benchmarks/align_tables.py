@@ -63,10 +63,10 @@ def find_reference(record: Record, records: Iterable[Record]) -> Record | None:
 
 
 def find_descent(record: Record, records: Iterable[Record]) -> Record | None:
-    """Our descent by the same optimiser on the same network: a step of it is compared with a step of theirs."""
+    """Our descent on the same network: a step of it is compared with a step of theirs."""
     if not record["solver"].startswith("authors"):
         return None
-    own = "ours, descent by entries" if record["task"] == "copy" else REFERENCES[record["solver"]]
+    own = "ours, descent alone" if record["task"] == "copy" else REFERENCES[record["solver"]]
     return _find(records, record["network"], own)
 
 

@@ -66,7 +66,7 @@ def test_ratios_are_to_the_same_kind_of_method(capsys):
     base = {"task": "copy", "network": "mlp", "tracing": 0.5, "assigning": None, "bytes": 2**20, "exact": True}
     print_tables([
         {**base, "solver": "ours, default", "seconds": 1.0, "cpu_seconds": 1.0, "solving": 0.5, "steps": 1},
-        {**base, "solver": "ours, descent by entries", "seconds": 2.5, "cpu_seconds": 2.5, "solving": 2.0, "steps": 4},
+        {**base, "solver": "ours, descent alone", "seconds": 2.5, "cpu_seconds": 2.5, "solving": 2.0, "steps": 4},
         {**base, "solver": "authors", "seconds": 12.0, "cpu_seconds": 24.0, "solving": 10.0, "steps": 5, "exact": False},
         {**base, "solver": "rebasin", "failed": "TimeoutError: no | luck"},
     ])  # fmt: skip
