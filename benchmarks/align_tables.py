@@ -26,9 +26,12 @@ REFERENCES = {
 def load_records(path: Path) -> list[Record]:
     """The records of a file; ends with a sentence if it has none."""
     try:
-        return json.loads(path.read_text())["records"]
+        records = json.loads(path.read_text())["records"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         sys.exit(f"error: {path} is no file of records: {error}")
+    if not all({"task", "network", "solver"} <= record.keys() for record in records):
+        sys.exit(f"error: {path} has records of another benchmark")
+    return records
 
 
 def print_tables(records: list[Record]) -> None:

@@ -78,7 +78,8 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
     for record in records:
         if "error" in record["result"]:
             print(f"a trial of the stage {record['config']['stage']!r} failed: {record['result']['error'].splitlines()[-1]}")
-    parts = ["# Continual learning", _ABOUT_TESTS]
+    verdicts = [_verdict(rows, title) for key, title in BENCHMARKS.items() if (rows := collect(good, "tuned", key))]
+    parts = ["# Continual learning", *(["\n".join(verdicts)] if verdicts else []), _ABOUT_TESTS]
     for benchmark, title in BENCHMARKS.items():
         for stage, about in STAGES.items():
             for layers in (1, 2):
@@ -97,6 +98,19 @@ def draw(records: list[dict[str, Any]], folder: Path) -> None:
     print(text)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "continual.md", lambda file: _write(file, text))
+
+
+def _verdict(rows: dict[str, dict[int, Run]], title: str) -> str:
+    """The most accurate tuned row of a stream, beside the best without a permutation and DER++, where these were run."""
+    found = {row: scores(runs.values())[:2] for row, runs in rows.items()}
+    first = max(found, key=lambda row: float(found[row][0].mean()))
+    shown = dict.fromkeys((first, "re-basin, stored outputs, late steps", "residual alone, stored outputs", "DER++"))
+    told = [
+        f"{row} {found[row][0].mean():.2f} ± {deviation(found[row][0]):.2f} %, forgetting {found[row][1].mean():.3f}"
+        for row in shown
+        if row in found
+    ]
+    return f"- {title}, tuned, the most accurate row first: {'; '.join(told)}."
 
 
 def drop_superseded(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -37,9 +37,26 @@ def draw_all(records: list[dict[str, Any]], folder: Path) -> None:
             header = [network, "test barrier", "test AUC", "midpoint accuracy", "train barrier"]
             header += [f"{name}, repaired" for name in header[1:]]
             tables.append(([*header, "units moved", "seconds"], rows))
-    write_markdown(folder / "depth.md", "Deep networks on CIFAR-10", tables, records)
+    verdicts = [
+        _verdict(network, records) for network in NETWORKS if any(r["config"]["network"] == network for r in records)
+    ]
+    write_markdown(folder / "depth.md", "Deep networks on CIFAR-10", tables, records, verdicts)
     _draw_vgg_curves(records, folder)
     _draw_by_depth(records, folder)
+
+
+def _verdict(network: str, records: list[dict[str, Any]]) -> str:
+    """The method with the best midpoint of a network, statistics corrected, among those that have most pairs."""
+    found: dict[str, list[float]] = {}
+    for record in records:
+        if record["config"]["network"] == network:
+            path = path_of(record, "repaired", "test")
+            found.setdefault(record["config"]["method"], []).append(path.metrics["accuracy"][len(path.weights) // 2])
+    most = max(map(len, found.values()))
+    means = {method: float(np.mean(values)) for method, values in found.items() if len(values) == most}
+    best = max(means, key=lambda method: means[method])
+    among = f"best of the {len(means)} methods with {most} pair{'' if most == 1 else 's'}"
+    return f"{network}: {among}, at the repaired midpoint: {METHODS[best]}, {100 * means[best]:.1f} % on test data."
 
 
 def _row(chosen: list[dict[str, Any]]) -> list[str]:

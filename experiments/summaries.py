@@ -39,10 +39,14 @@ def mark_long_solves(label: str, records: Iterable[dict[str, Any]]) -> str:
 
 
 def write_markdown(
-    path: Path, title: str, tables: Iterable[tuple[Sequence[str], Sequence[Sequence[str]]]], records: list[dict[str, Any]]
+    path: Path,
+    title: str,
+    tables: Iterable[tuple[Sequence[str], Sequence[Sequence[str]]]],
+    records: list[dict[str, Any]],
+    verdicts: Sequence[str] = (),
 ) -> None:
-    """Tables, printed and written, with the commits and machines of the records they were drawn from."""
-    parts, is_marked = [f"# {title}", ""], False
+    """Verdicts and tables, printed and written, with the commits and machines of the records they were drawn from."""
+    parts, is_marked = [f"# {title}", "", *(f"- {verdict}" for verdict in verdicts), *([""] if verdicts else [])], False
     for header, rows in tables:
         is_marked = is_marked or any(row[0].endswith(_MARK) for row in rows)
         parts += ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]

@@ -73,8 +73,23 @@ def draw_all(records: list[dict[str, Any]], folder: Path) -> None:
         if cells.cell(task, width, "naive"):
             tables += _columns(cells, task, width)
     tables += [_strip(cells, task) for task in ("MNIST", "CIFAR-10") if cells.cell(task, 512, "naive")]
-    write_markdown(folder / "table2.md", "Table 2: linear mode connectivity", tables, records)
+    verdicts = [_verdict(cells, task) for task in TASKS if cells.cell(task, TASKS[task].widths[1], "naive")]
+    write_markdown(folder / "table2.md", "Table 2: linear mode connectivity", tables, records, verdicts)
     _draw_curves(cells, folder)
+
+
+def _verdict(cells: Cells, task: str) -> str:
+    """The method with the lowest mean test barrier of a column, among those that have all of its pairs."""
+    found = {method: cells.values(task, TASKS[task].widths[1], method, "test", "barrier") for method in METHODS}
+    naive = np.mean(found.pop("naive"))
+    most = max((len(values) for values in found.values()), default=0)
+    means = {method: float(np.mean(values)) for method, values in found.items() if most and len(values) == most}
+    if not means:
+        return f"{task}: nothing was run beside the networks as they are."
+    best = min(means, key=lambda method: means[method])
+    others = f"of the {len(means)} methods with {most} pairs"
+    ratio = f"{means[best] / naive:.3f} of the naive one"
+    return f"{task}: the lowest mean test barrier {others} is that of {METHODS[best]}, {ratio}."
 
 
 def _columns(cells: Cells, task: str, width: int) -> list[Table]:

@@ -10,7 +10,15 @@ from torch import nn
 
 import onebasin as ob
 from benchmarks.align import list_jobs
-from benchmarks.align_tables import draw_devices, print_comparison, print_details, print_devices, print_pairs, print_tables
+from benchmarks.align_tables import (
+    draw_devices,
+    load_records,
+    print_comparison,
+    print_details,
+    print_devices,
+    print_pairs,
+    print_tables,
+)
 from benchmarks.plain_matching import match_plainly
 from benchmarks.solvers import COPY_SOLVERS, PAIR_SOLVERS, Task, judge, run
 
@@ -156,3 +164,10 @@ def test_a_first_run_on_a_busy_core_is_not_told(capsys):
     }  # fmt: skip
     print_details([record])
     assert "1 s, first run not known, 1 MiB (abc)" in capsys.readouterr().out
+
+
+def test_records_of_another_benchmark_are_refused(tmp_path):
+    path = tmp_path / "records.json"
+    path.write_text('{"records": [{"case": "weight matching, n = 64"}]}')
+    with pytest.raises(SystemExit, match="records of another benchmark"):
+        load_records(path)
